@@ -1,0 +1,115 @@
+"""Preallocated key/value cache with a length per row.
+
+Letters in shapes: B rows, L layers, K key/value heads, S capacity, D head size, T tokens of one pass, C chosen tokens.
+
+The cache holds *committed* tokens only. A pass reads it and returns its own keys and values as a :class:`KVBlock`; the
+round then commits the entries of the accepted path and nothing else::
+
+    lengths = [3, 5]           entries 0..length-1 are valid, whatever lies behind is never attended to
+
+    row 0  | a b c . . . . . |      commit(block, nodes=[[0, 2], [0, 1]], counts=[2, 1])
+    row 1  | p q r s t . . . |
+
+    row 0  | a b c n0 n2 . . . |    lengths = [5, 6]
+    row 1  | p q r s t n0 . . |     node 1 of row 1 was not counted, so it was not written
+
+Rolling back is a smaller length: nothing is moved and nothing is cleared.
+"""
+
+import chex
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+
+@flax.struct.dataclass
+class KVBlock:
+    """Keys and values of the tokens of one pass, not (yet) committed.
+
+    Attributes:
+      keys: L arrays [B, K, T, D], rotary embedding applied.
+      values: L arrays [B, K, T, D].
+    """
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+
+
+@flax.struct.dataclass
+class KVCache:
+    """Keys and values of committed tokens.
+
+    Attributes:
+      keys: L arrays [B, K, S, D]; entry ``s`` of row ``b`` is valid where ``s < lengths[b]``.
+      values: L arrays [B, K, S, D], likewise.
+      lengths: [B] int32, number of valid entries.
+    """
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+    lengths: jax.Array
+
+    @classmethod
+    def zeros(cls, num_layers: int, batch: int, num_kv_heads: int, capacity: int, head_dim: int, dtype) -> "KVCache":
+        """An empty cache.
+
+        Example:
+          >>> cache = KVCache.zeros(2, batch=1, num_kv_heads=1, capacity=8, head_dim=4, dtype=jnp.float32)
+          >>> cache.capacity, cache.lengths.tolist()
+          (8, [0])
+        """
+        shape = (batch, num_kv_heads, capacity, head_dim)
+        return cls(
+            keys=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
+            values=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
+            lengths=jnp.zeros((batch,), jnp.int32),
+        )
+
+    @property
+    def capacity(self) -> int:
+        """S, entries per row."""
+        return self.keys[0].shape[2]
+
+    def commit(self, block: KVBlock, nodes: jax.Array, counts: jax.Array) -> "KVCache":
+        """Writes chosen entries of a block behind each row's length.
+
+        Args:
+          block: keys and values of the pass.
+          nodes: [B, C] int32, which tokens of the block, in the order of their positions.
+          counts: [B] int32, how many of them (0 to C).
+
+        Returns:
+          The cache with ``lengths + counts``, at most the capacity. An entry that would fall behind the capacity is
+          dropped; it never displaces another (``dynamic_update_slice`` would shift the write and destroy two).
+        """
+        batch, num_chosen = nodes.shape
+        chex.assert_shape(counts, (batch,))
+        chex.assert_shape(self.lengths, (batch,))
+        slot = jnp.arange(num_chosen)[None, :]
+        # Out of range means "do not write": a scatter drops such entries.
+        position = jnp.where(slot < counts[:, None], self.lengths[:, None] + slot, self.capacity)
+        row = jnp.arange(batch)[:, None]
+
+        def write(cached, fresh):
+            chosen = jnp.take_along_axis(fresh, nodes[:, None, :, None], axis=2)
+            # Advanced indices separated by a slice put their axes first: [B, C, K, D].
+            return cached.at[row, :, position].set(
+                chosen.swapaxes(1, 2).astype(cached.dtype), mode="drop", unique_indices=True
+            )
+
+        return KVCache(
+            keys=tuple(map(write, self.keys, block.keys)),
+            values=tuple(map(write, self.values, block.values)),
+            lengths=jnp.minimum(self.lengths + counts, self.capacity),
+        )
+
+    def roll_back(self, lengths: jax.Array) -> "KVCache":
+        """Shortens rows to at most ``lengths`` [B]; a row that is shorter already stays as it is.
+
+        Example:
+          >>> cache = KVCache.zeros(1, batch=2, num_kv_heads=1, capacity=8, head_dim=2, dtype=jnp.float32)
+          >>> cache = cache.replace(lengths=jnp.array([5, 2]))
+          >>> cache.roll_back(jnp.array([3, 4])).lengths.tolist()
+          [3, 2]
+        """
+        return self.replace(lengths=jnp.minimum(self.lengths, lengths))

@@ -1,0 +1,127 @@
+"""Models and drafters small enough to go through all of their outcomes."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.cache import KVBlock, KVCache
+from specjax.drafters.base import BoundDrafter, NoDrafter
+from specjax.models.base import ModelOutput
+from specjax.models.loaded import Model
+from specjax.tree import Draft, DraftTree, Law
+
+NUM_DISTRIBUTIONS = 997
+"""Rows of a table model's table; a prime, so that contexts spread over them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TableModel:
+    """A model whose next token depends on its whole context, through its cache and block alone.
+
+    Keys are token ids and values are positions. A pass adds up a random number for every (token, position) that is visible,
+    as attention would, and the sum chooses a row of a table of logits: an entry that is missing, stale, doubled, seen where it
+    should be hidden, or at a wrong position, changes the distribution.
+
+    Parameters are ``numbers`` [positions, V] int32 and ``table`` [NUM_DISTRIBUTIONS, V], logits.
+    """
+
+    vocab_size: int
+
+    def apply(self, params, tokens, positions, cache, block_mask):
+        """See :meth:`specjax.models.base.ModelFunctions.apply`."""
+        batch, num_tokens = tokens.shape
+        dtype = cache.keys[0].dtype
+        block = KVBlock(keys=(tokens[:, None, :, None].astype(dtype),), values=(positions[:, None, :, None].astype(dtype),))
+        if block_mask is None:
+            block_mask = jnp.tril(jnp.ones((num_tokens, num_tokens), bool))
+        within = jnp.broadcast_to(block_mask, (batch, num_tokens, num_tokens))
+        committed = jnp.arange(cache.capacity)[None, None, :] < cache.lengths[:, None, None]
+        committed = jnp.broadcast_to(committed, (batch, num_tokens, cache.capacity))
+        visible = jnp.concatenate([committed, within], axis=-1)
+
+        def seen(cached, fresh):
+            return jnp.concatenate([cached[0], fresh[0]], axis=2)[:, 0, :, 0].astype(jnp.int32)
+
+        numbers = params["numbers"]
+        token, position = seen(cache.keys, block.keys), seen(cache.values, block.values)
+        numbers = jnp.take(jnp.ravel(numbers), position * numbers.shape[1] + token, mode="clip")
+        row = jnp.sum(jnp.where(visible, numbers[:, None, :], 0), axis=-1) % NUM_DISTRIBUTIONS
+        hidden = params["table"][row]
+        return ModelOutput(hidden=hidden, features=jnp.zeros((batch, num_tokens, 0, self.vocab_size), dtype), block=block)
+
+    def unembed(self, params, hidden):
+        """See :meth:`specjax.models.base.ModelFunctions.unembed`."""
+        del params
+        return hidden
+
+    def init_cache(self, params, batch, capacity):
+        """See :meth:`specjax.models.base.ModelFunctions.init_cache`."""
+        return KVCache.zeros(1, batch, num_kv_heads=1, capacity=capacity, head_dim=1, dtype=params["table"].dtype)
+
+
+def table_model(vocab_size: int, seed: int, max_positions: int = 64) -> Model:
+    """A :class:`TableModel` of random conditional distributions.
+
+    Example:
+      >>> table_model(vocab_size=3, seed=0).vocab_size
+      3
+    """
+    random = np.random.default_rng(seed)
+    params = {
+        "numbers": random.integers(NUM_DISTRIBUTIONS, size=(max_positions, vocab_size), dtype=np.int32),
+        "table": random.normal(scale=1.5, size=(NUM_DISTRIBUTIONS, vocab_size)),
+    }
+    return Model(functions=TableModel(vocab_size), params=params, vocab_size=vocab_size, max_positions=max_positions)
+
+
+def constant_model(probabilities, max_positions: int = 64) -> Model:
+    """A model whose next token has these ``probabilities`` (V) in every context.
+
+    Example:
+      >>> constant_model([0.5, 0.5]).vocab_size
+      2
+    """
+    vocab_size = len(probabilities)
+    params = {
+        "numbers": np.zeros((max_positions, vocab_size), np.int32),
+        "table": np.tile(np.log(np.asarray(probabilities, np.float64)), (NUM_DISTRIBUTIONS, 1)),
+    }
+    return Model(functions=TableModel(vocab_size), params=params, vocab_size=vocab_size, max_positions=max_positions)
+
+
+@dataclasses.dataclass(frozen=True)
+class CountingTree(NoDrafter):
+    """Drafts a tree of any shape, deterministically: the children of a token t are t + 1, t + 2, ... (modulo V)."""
+
+    tree: DraftTree
+    law_choices = (Law.DETERMINISTIC,)
+
+    def propose(self, params, state, context, choices, num_draft):
+        """See :meth:`specjax.drafters.Drafter.propose`."""
+        del params, choices
+        newest = jnp.take_along_axis(context.tokens, context.lengths[:, None] - 1, axis=1)
+        # Every step down adds 1 and the rank among the siblings.
+        steps = np.zeros(self.tree.size, np.int32)
+        for children in self.tree.children:
+            for rank, child in enumerate(children):
+                steps[child] = steps[self.tree.parents[child]] + 1 + rank
+        nodes = jnp.arange(self.tree.num_nodes)[None, :]
+        draft = Draft(
+            tokens=(newest + jnp.asarray(steps[1:])[None, :]) % context.vocab_size,
+            valid=nodes < num_draft[:, None],
+            parent_log_probs=None,
+            tree=self.tree,
+            laws=(Law.DETERMINISTIC,) * self.tree.num_nodes,
+        )
+        return draft, state
+
+
+def counting_tree(tree: DraftTree) -> BoundDrafter:
+    """A :class:`CountingTree` drafter.
+
+    Example:
+      >>> counting_tree(DraftTree((-1, 0, 0, 1))).functions.tree.depth
+      2
+    """
+    return BoundDrafter(CountingTree(tree), name="counting_tree")

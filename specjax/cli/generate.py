@@ -1,0 +1,108 @@
+"""``specjax generate``: one prompt, answered as text or as JSON."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from specjax.cli import options
+
+
+def generate(
+    context: typer.Context,
+    prompt: Annotated[
+        str | None, typer.Option(help="The prompt; without it, standard input is read.", show_default=False)
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, also with a chat model.")] = False,
+    model: options.Model = "smollm2-135m-instruct",
+    dtype: options.Dtype = None,
+    drafter: options.DrafterName = "auto",
+    num_speculative_tokens: options.NumSpeculativeTokens = None,
+    rule: options.Rule = "auto",
+    max_tokens: options.MaxTokens = 256,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = None,
+    allow_lossy: options.AllowLossy = False,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
+):
+    """Answer a prompt; the text goes to standard output, everything else to standard error.
+
+    A model with a chat template gets the prompt as a user's turn, unless --raw is given. One newline at the end of standard
+    input is dropped.
+    """
+    if context.args:
+        extra = context.args[0]
+        raise options.CallError(
+            options.suggestion(extra) or f"unexpected argument {extra!r}; the prompt is given by --prompt TEXT"
+        )
+    kind, draft_source = options.parse_drafter(drafter, num_speculative_tokens)
+    text = read_prompt(prompt)
+
+    import specjax
+    from specjax.cli.report import print_header, print_statistics
+
+    try:
+        params = specjax.SamplingParams(
+            temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens
+        )
+    except ValueError as error:
+        raise options.CallError(str(error)) from error
+
+    target = specjax.load_model(model, dtype=dtype)
+    length = {} if num_speculative_tokens is None else {"num_speculative_tokens": num_speculative_tokens}
+    if kind == "draft":
+        made = specjax.drafters.draft_model(specjax.load_model(draft_source, dtype=dtype), **length)
+    else:
+        made = specjax.drafters.prompt_lookup(**length) if kind == "lookup" else None
+    asked = text if raw or not has_chat_template(target) else [{"role": "user", "content": text}]
+    run = {"drafter": made, "rule": rule, "allow_lossy": allow_lossy}
+
+    print_header(target)
+    if as_json:
+        (completion,) = specjax.generate(target, [asked], params, **run)
+        print(
+            json.dumps(
+                {
+                    "text": completion.text,
+                    "token_ids": [int(token) for token in completion.token_ids],
+                    "finish_reason": completion.finish_reason,
+                    "seed": completion.seed,
+                    "stats": completion.stats.to_dict(),
+                }
+            )
+        )
+        return
+    for piece in specjax.stream(target, asked, params, **run):
+        print(piece.text, end="", flush=True)
+    print(flush=True)
+    print_statistics(piece.completion)
+
+
+def read_prompt(prompt: str | None) -> str:
+    """The prompt, from its option or from standard input.
+
+    Raises:
+      options.CallError: there is none, or it is not UTF-8.
+    """
+    try:
+        if prompt is not None:
+            prompt.encode()  # bytes that are no UTF-8 come from the shell as lone surrogates
+            return prompt
+        if sys.stdin is None or sys.stdin.isatty():
+            raise options.CallError("no prompt: give --prompt TEXT, or text on standard input")
+        text = sys.stdin.buffer.read().decode()
+    except UnicodeError as error:
+        raise options.CallError(f"the prompt is not UTF-8: {error}") from error
+    if not text:
+        raise options.CallError("no prompt: standard input is empty, and there is no --prompt TEXT")
+    return text.removesuffix("\n")
+
+
+def has_chat_template(model) -> bool:
+    """Whether a prompt to this model is a user's turn by default."""
+    return bool(getattr(model.tokenizer, "chat_template", None))

@@ -1,0 +1,152 @@
+"""Options that commands share, and what is wrong with a call; no JAX here."""
+
+import dataclasses
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+MAX_SPECULATIVE_TOKENS = 32
+
+
+class CallError(typer.TyperException):
+    """The call was wrong: exit status 2."""
+
+    exit_code = 2
+
+
+@dataclasses.dataclass
+class Settings:
+    """What one run of the program carries beside its command.
+
+    Attributes:
+      verbose: whether log messages and the tracebacks of errors are shown.
+    """
+
+    verbose: bool = False
+
+
+def _be_verbose(context: typer.Context, verbose: bool) -> bool:
+    if verbose:
+        context.find_root().obj.verbose = True
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s", stream=sys.stderr)
+    return verbose
+
+
+Verbose = Annotated[bool, typer.Option("--verbose", callback=_be_verbose, help="Show log messages, and tracebacks of errors.")]
+Model = Annotated[
+    str,
+    typer.Option(metavar="MODEL", help="Name from `specjax models`, a .gguf file, or a folder with config.json and safetensors."),
+]
+Dtype = Annotated[
+    str | None, typer.Option(metavar="NAME", help="float32, bfloat16 or float16; by default the fastest on this device.")
+]
+DrafterName = Annotated[
+    str,
+    typer.Option(
+        "--drafter",
+        metavar="NAME",
+        help="What proposes tokens: none, lookup (earlier text), draft=MODEL (a smaller model with the same tokenizer), or auto, "
+        "which takes lookup.",
+    ),
+]
+NumSpeculativeTokens = Annotated[
+    int | None,
+    typer.Option(metavar="K", help="Draft tokens per round, 0 to 32; by default the drafter's.", show_default=False),
+]
+Rule = Annotated[str, typer.Option(metavar="NAME", help="Verification rule; auto takes the strongest lossless one.")]
+MaxTokens = Annotated[int, typer.Option(metavar="N", help="New tokens at most.")]
+Temperature = Annotated[float, typer.Option(metavar="X", help="0 always takes the most likely token.")]
+TopP = Annotated[float, typer.Option(metavar="X", help="Keep the most likely tokens up to this probability; 1 keeps all.")]
+TopK = Annotated[int, typer.Option(metavar="N", help="Keep this many of the most likely tokens; 0 keeps all.")]
+MinP = Annotated[
+    float, typer.Option(metavar="X", help="Drop tokens below this share of the most likely one's probability; 0 keeps all.")
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Makes a run repeatable; by default one is drawn and reported.", show_default=False),
+]
+AllowLossy = Annotated[bool, typer.Option("--allow-lossy", help="Allow a rule that changes the distribution of the output.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+
+_LENGTH = "--num-speculative-tokens K"
+_DRAFT_MODEL = "--drafter draft=MODEL"
+
+# What other programs call it -> what it is called here. Hyphens stand for underscores too.
+RENAMED = {
+    "draft": _LENGTH,
+    "draft-max": _LENGTH,
+    "draft-n": _LENGTH,
+    "draft-n-max": _LENGTH,
+    "gamma": _LENGTH,
+    "num-assistant-tokens": _LENGTH,
+    "num-draft-tokens": _LENGTH,
+    "spec-draft-n-max": _LENGTH,
+    "speculative-num-draft-tokens": _LENGTH,
+    "speculative-num-steps": _LENGTH,
+    "num-speculative-tokens": _LENGTH,
+    "prompt-lookup-num-tokens": f"--drafter lookup {_LENGTH}",
+    "assistant-model": _DRAFT_MODEL,
+    "draft-model": _DRAFT_MODEL,
+    "model-draft": _DRAFT_MODEL,
+    "spec-draft-model": _DRAFT_MODEL,
+    "speculative-draft-model-path": _DRAFT_MODEL,
+    "speculative-model": _DRAFT_MODEL,
+    "speculative-algorithm": "--drafter NAME",
+    "speculative-config": f"--drafter NAME and {_LENGTH}",
+    "max-length": "--max-tokens",
+    "max-new-tokens": "--max-tokens",
+    "n-predict": "--max-tokens",
+    "max-tokens": "--max-tokens",
+    "temp": "--temperature",
+    "top-p": "--top-p",
+    "top-k": "--top-k",
+    "min-p": "--min-p",
+    "allow-lossy": "--allow-lossy",
+}
+
+
+def suggestion(option: str | None) -> str | None:
+    """The message for an option that has another name here, or None.
+
+    Example:
+      >>> suggestion("--draft-max")
+      'no option --draft-max: here it is --num-speculative-tokens K'
+      >>> suggestion("--nonsense") is None
+      True
+    """
+    if option is None:
+        return None
+    ours = RENAMED.get(option.split("=")[0].lstrip("-").replace("_", "-").lower())
+    return None if ours is None else f"no option {option.split('=')[0]}: here it is {ours}"
+
+
+def parse_drafter(text: str, num_speculative_tokens: int | None) -> tuple[str, str | None]:
+    """Kind and model of ``--drafter``: ``("none" | "lookup" | "draft", MODEL | None)``. ``num_speculative_tokens``: K, if given.
+
+    Raises:
+      CallError: the length is out of range, or the text names no drafter, or one that contradicts ``num_speculative_tokens``.
+
+    Example:
+      >>> parse_drafter("draft=small.gguf", 4)
+      ('draft', 'small.gguf')
+      >>> parse_drafter("auto", None)
+      ('lookup', None)
+    """
+    if num_speculative_tokens is not None and not 0 <= num_speculative_tokens <= MAX_SPECULATIVE_TOKENS:
+        raise CallError(f"--num-speculative-tokens is {num_speculative_tokens}; it must be from 0 to {MAX_SPECULATIVE_TOKENS}")
+    kind, _, argument = text.partition("=")
+    if any(part.partition("=")[0] in ("medusa", "eagle") for part in text.split("+")):
+        raise CallError(f"--drafter {text} is not available yet; there are none, lookup, draft=MODEL and auto")
+    if kind == "draft" and not argument:
+        raise CallError("--drafter draft needs a model: --drafter draft=MODEL")
+    if kind not in ("none", "lookup", "auto", "draft") or (kind != "draft" and text != kind):
+        raise CallError(f"--drafter is {text!r}; it must be none, lookup, draft=MODEL or auto")
+    if kind == "none" and num_speculative_tokens:
+        raise CallError(
+            f"--drafter none drafts nothing, so --num-speculative-tokens must be 0 or left out; it is {num_speculative_tokens}"
+        )
+    if kind == "auto":
+        kind = "lookup"  # the strongest that every model has; trained drafts will come before it
+    return kind, argument or None

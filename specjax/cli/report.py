@@ -1,0 +1,72 @@
+"""What is printed beside the text. The commands print it on standard error, so that standard output holds the text alone."""
+
+import itertools
+
+from rich.console import Console
+from rich.table import Table
+
+STANDARD_ERROR = Console(stderr=True, highlight=False)
+
+
+def print_header(model, console: Console = STANDARD_ERROR) -> None:
+    """One line: model, device and dtype, and why this dtype."""
+    import jax
+
+    device = jax.devices()[0]
+    console.print(f"{model.name} on {device.platform} ({device.device_kind}), {model.dtype}: {model.dtype_reason}", markup=False)
+
+
+def print_statistics(completion, console: Console = STANDARD_ERROR) -> None:
+    """A table of one completion's statistics."""
+    stats = completion.stats
+    table = Table(show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for name, value in (
+        ("tokens", f"{stats.num_tokens} ({completion.finish_reason})"),
+        ("tokens per second", f"{stats.tokens_per_second:.1f}"),
+        ("prompt, seconds", f"{stats.prefill_seconds:.2f}"),
+        ("rounds", f"{stats.num_drafts}"),
+        ("drafted tokens", f"{stats.num_draft_tokens}"),
+        ("accepted tokens", f"{stats.num_accepted_tokens} ({stats.draft_acceptance_rate:.0%})"),
+        ("tokens per round", f"{stats.mean_acceptance_length:.2f}"),
+        ("accepted by position", _by_position(stats)),
+        ("seed", f"{completion.seed}"),
+    ):
+        table.add_row(name, value)
+    console.print(table)
+
+
+def print_comparison(plain, speculative, console: Console = STANDARD_ERROR) -> None:
+    """Two completions of one prompt, without and with speculation: figures side by side, then in words."""
+    from specjax.statistics import explain
+
+    table = Table("", "plain", "speculative")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    pair = (plain.stats, speculative.stats)
+    table.add_row("tokens", *(f"{stats.num_tokens}" for stats in pair))
+    table.add_row("tokens per second", *(f"{stats.tokens_per_second:.1f}" for stats in pair))
+    table.add_row("rounds", *(f"{stats.num_drafts}" for stats in pair))
+    table.add_row("tokens per round", *(f"{stats.mean_acceptance_length:.2f}" for stats in pair))
+    table.add_row("drafted tokens", *(f"{stats.num_draft_tokens}" for stats in pair))
+    table.add_row("accepted tokens", *(f"{stats.num_accepted_tokens}" for stats in pair))
+    console.print(table)
+    console.print(f"Accepted by position in the draft: {_by_position(speculative.stats)}")
+    console.print(_same_tokens(plain.token_ids, speculative.token_ids))
+    for line in explain(plain.stats, speculative.stats):
+        console.print(line)
+
+
+def _by_position(stats) -> str:
+    return " ".join(str(count) for count in stats.num_accepted_tokens_per_pos) or "-"
+
+
+def _same_tokens(plain, speculative) -> str:
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(plain, speculative, strict=False)))
+    if same == len(plain) == len(speculative):
+        return f"Both runs gave the same {same} tokens."
+    return (
+        f"The runs differ from token {same + 1} on. One-token and longer passes round differently, which decides where "
+        "the target's two best tokens are nearly equal; in float32 that is rare."
+    )

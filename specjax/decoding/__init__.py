@@ -1,0 +1,19 @@
+"""The compiled round, the device loop around it, and generation from prompts."""
+
+from specjax.decoding.generate import Completion, Piece, generate, stream
+from specjax.decoding.round import Round, prefill, run_rounds
+from specjax.decoding.state import DecodingState, DispatchInfo, Finish, RoundInfo
+
+__all__ = [
+    "Completion",
+    "DecodingState",
+    "DispatchInfo",
+    "Finish",
+    "Piece",
+    "Round",
+    "RoundInfo",
+    "generate",
+    "prefill",
+    "run_rounds",
+    "stream",
+]

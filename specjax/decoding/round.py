@@ -1,0 +1,286 @@
+"""The compiled round: propose, verify, commit.
+
+One round of a row with n committed tokens (the newest, r, is not yet in the caches)::
+
+    committed        . . . . . . r                       n tokens, n - 1 cache entries
+    propose                        x1 x2 x3              the drafter, up to K tokens
+    verify pass                  r x1 x2 x3              the target, all T = K + 1 at once
+    rule                           x1 x2 y               a = 2 accepted, y corrects x3 (or follows it: the bonus token)
+    committed        . . . . . . r x1 x2 y               n + a + 1 tokens
+    cache commit     . . . . . . r x1 x2                 n + a entries; x3's keys and values are never written
+
+Everything is in one program; a dispatch may run several rounds without the host.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from specjax.choices import Choices, KeyedChoices
+from specjax.decoding.state import NO_TOKEN, Counters, DecodingState, DispatchInfo, Finish, RoundInfo
+from specjax.drafters.base import Context, Drafter
+from specjax.models.base import ModelFunctions
+from specjax.sampling.params import SamplingArrays
+from specjax.sampling.transforms import to_log_probs
+from specjax.tree import ROOT, Draft
+from specjax.verification.base import Rule, Verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """What a compiled round is made of: all of it static, hashable and without parameters.
+
+    Attributes:
+      target: the target's functions.
+      drafter: the drafter's functions, its law fixed.
+      rule: the verification rule.
+      vocab_size: ids that may be emitted are below this.
+      logits_width: V, width of the target's logits.
+      logits_dtype: their dtype.
+      rounds_per_dispatch: R, rounds that one call of ``run_rounds`` may run.
+      prefill_width: prompt tokens per pass of ``prefill``.
+    """
+
+    target: ModelFunctions
+    drafter: Drafter
+    rule: Rule
+    vocab_size: int
+    logits_width: int
+    logits_dtype: Any
+    rounds_per_dispatch: int = 8
+    prefill_width: int = 64
+
+    def init(self, params, tokens, lengths, limits, stop_token_ids, sampling: SamplingArrays) -> DecodingState:
+        """A batch of prompts, nothing of which has been through a model.
+
+        Args:
+          params: ``(target's, drafter's)``.
+          tokens: [B, S + 1] int32, prompts; their capacity S is the cache's.
+          lengths: [B] int32, prompt lengths, at least 1.
+          limits: [B] int32, lengths at which the rows end, at most S + 1.
+          stop_token_ids: [B, M] int32.
+          sampling: settings of the rows.
+        """
+        batch, width = tokens.shape
+        chex.assert_shape([lengths, limits], (batch,))
+        target_params, drafter_params = params
+        return DecodingState(
+            tokens=tokens,
+            lengths=lengths,
+            limits=limits,
+            finish=jnp.where(lengths < limits, Finish.RUNNING, Finish.LENGTH).astype(jnp.int32),
+            stop_token_ids=stop_token_ids,
+            sampling=sampling,
+            cache=self.target.init_cache(target_params, batch, width - 1),
+            observed=jnp.zeros((batch,), jnp.int32),
+            drafter=self.drafter.init(drafter_params, batch, width - 1),
+            counters=Counters.zeros(batch, self.drafter.tree.depth, self.logits_dtype),
+        )
+
+    def prefill_chunk(self, params, state: DecodingState) -> DecodingState:
+        """Feeds the next ``prefill_width`` prompt tokens of every row to the target and shows them to the drafter.
+
+        All but the newest token of a row go through the target; the first round feeds that one.
+        """
+        target_params, drafter_params = params
+        start = state.cache.lengths
+        counts = jnp.clip(state.lengths - 1 - start, 0, self.prefill_width)
+        places = start[:, None] + jnp.arange(self.prefill_width)[None, :]
+        output = self.target.apply(target_params, _gather(state.tokens, places), places, state.cache, None)
+        nodes = jnp.broadcast_to(jnp.arange(self.prefill_width), places.shape)
+        cache = state.cache.commit(output.block, nodes, counts)
+        # The drafter also sees the token after the chunk, whose feature this pass has just made, and at the very first
+        # call the token at position 0, which no feature comes before.
+        places = state.observed[:, None] + jnp.arange(self.prefill_width + 1)[None, :]
+        before = places - 1 - start[:, None]
+        features = _gather(output.features, jnp.clip(before, 0, self.prefill_width - 1))
+        features = jnp.where((before >= 0)[..., None, None], features, 0)
+        observed = start + counts + 1
+        drafter = self.drafter.observe(
+            drafter_params, state.drafter, _gather(state.tokens, places), features, observed - state.observed
+        )
+        return state.replace(cache=cache, drafter=drafter, observed=observed)
+
+    def step(self, params, state: DecodingState, choices: Choices | None = None) -> tuple[DecodingState, RoundInfo]:
+        """One round.
+
+        Args:
+          params: ``(target's, drafter's)``.
+          state: a batch whose prompts are in.
+          choices: where randomness comes from; keys of the rows' seeds unless a certificate enumerates.
+        """
+        target_params, drafter_params = params
+        if choices is None:
+            choices = KeyedChoices(state.sampling.seeds, state.sampling.completion, state.lengths)
+        context = Context(
+            tokens=state.tokens,
+            lengths=state.lengths,
+            sampling=state.sampling,
+            target_params=target_params,
+            target_cache=state.cache,
+            vocab_size=self.vocab_size,
+            logits_width=self.logits_width,
+            logits_dtype=self.logits_dtype,
+        )
+        # A round emits one token more than it accepts: never draft what the budget cannot hold.
+        room = jnp.where(state.running, state.limits - state.lengths - 1, 0)
+        num_draft = jnp.clip(room, 0, self.drafter.tree.num_nodes)
+        draft, drafter = self.drafter.propose(drafter_params, state.drafter, context, choices, num_draft)
+        asked = jnp.arange(draft.tree.num_nodes)[None, :] < num_draft[:, None]
+        draft = draft.replace(valid=draft.valid & asked).checked()
+
+        log_probs, features, block = self._verify_pass(target_params, state, draft)
+        verdict = self.rule(choices, draft, log_probs)
+
+        path_nodes = jnp.concatenate([jnp.full_like(verdict.path[:, :1], ROOT), verdict.path], axis=1) if (
+            draft.tree.depth
+        ) else jnp.zeros((state.lengths.shape[0], 1), jnp.int32)
+        emitted = _emitted_tokens(draft, verdict)
+        counts, finish = self._ends(state, emitted, verdict, log_probs)
+        cache = state.cache.commit(block, path_nodes, counts)
+        # The feature before an emitted token is that of the node whose output it was drawn from.
+        drafter = self.drafter.observe(drafter_params, drafter, emitted, _gather(features, path_nodes), counts)
+        place = jnp.arange(emitted.shape[1])[None, :]
+        written = jnp.where(place < counts[:, None], state.lengths[:, None] + place, state.tokens.shape[1])
+        tokens = state.tokens.at[jnp.arange(emitted.shape[0])[:, None], written].set(emitted, mode="drop")
+        lengths = state.lengths + counts
+        state = state.replace(
+            tokens=tokens,
+            lengths=lengths,
+            finish=finish,
+            cache=cache,
+            observed=state.observed + counts,
+            drafter=drafter,
+            counters=_count(state, draft, verdict, log_probs, counts),
+        )
+        return state, RoundInfo(jnp.where(place < counts[:, None], emitted, NO_TOKEN), counts)
+
+    def _verify_pass(self, params, state: DecodingState, draft: Draft):
+        """Target log-probabilities [B, T, V], features [B, T, F, E] and block of the root and all draft nodes.
+
+        Where no row drafted anything the pass is over the root alone: a draft that is not there costs nothing.
+        """
+        tree = draft.tree
+        root = jnp.take_along_axis(state.tokens, state.lengths[:, None] - 1, axis=1)
+        tokens = jnp.concatenate([root, draft.tokens], axis=1)
+        positions = state.lengths[:, None] - 1 + jnp.asarray(tree.depths, jnp.int32)[None, :]
+        block_mask = None if tree.is_chain else jnp.asarray(tree.ancestor_mask)
+
+        def passed(size):
+            mask = None if block_mask is None else block_mask[:size, :size]
+            output = self.target.apply(params, tokens[:, :size], positions[:, :size], state.cache, mask)
+            logits = self.target.unembed(params, output.hidden)
+            log_probs = to_log_probs(logits, state.sampling, self.vocab_size)
+            return log_probs, output.features, output.block
+
+        if tree.num_nodes == 0:
+            return passed(1)
+        # Both branches must return the same shapes. Nodes beyond the pass are not valid; what stands for them is never looked at.
+        shapes = jax.eval_shape(lambda: passed(tree.size))
+        return jax.lax.cond(
+            jnp.any(draft.valid), lambda: passed(tree.size), lambda: jax.tree.map(_pad_to, passed(1), shapes)
+        )
+
+    def _ends(self, state: DecodingState, emitted, verdict: Verdict, log_probs):
+        """[B] how many of the ``emitted`` tokens [B, depth + 1] are kept, and the rows' finish."""
+        place = jnp.arange(emitted.shape[1])[None, :]
+        counts = jnp.where(state.running, verdict.num_accepted + 1, 0)
+        # Every token was drawn from the output of the node before it. The first that came from a NaN ends the row.
+        nodes = jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=ROOT)
+        from_nan = _gather(jnp.isnan(jnp.max(log_probs, axis=-1)), nodes) & (place < counts[:, None])
+        broken = jnp.any(from_nan, axis=1)
+        counts = jnp.where(broken, jnp.argmax(from_nan, axis=1), counts)
+        ends = jnp.any(emitted[:, :, None] == state.stop_token_ids[:, None, :], axis=-1) & (place < counts[:, None])
+        stopped = jnp.any(ends, axis=1)
+        counts = jnp.where(stopped, jnp.argmax(ends, axis=1) + 1, counts)
+        full = state.lengths + counts >= state.limits
+        finish = jnp.where(stopped, Finish.STOP, jnp.where(broken, Finish.NAN, jnp.where(full, Finish.LENGTH, state.finish)))
+        return counts, jnp.where(state.running, finish, state.finish).astype(jnp.int32)
+
+    def run_rounds(self, params, state: DecodingState, num_rounds) -> tuple[DecodingState, DispatchInfo]:
+        """Up to ``num_rounds`` (int32, at most ``rounds_per_dispatch``) rounds, fewer if every row finishes."""
+        batch, depth = state.lengths.shape[0], self.drafter.tree.depth
+        tokens = jnp.full((batch, self.rounds_per_dispatch, depth + 1), NO_TOKEN, jnp.int32)
+
+        def unfinished(carry):
+            index, state, _ = carry
+            return (index < jnp.minimum(num_rounds, self.rounds_per_dispatch)) & jnp.any(state.running)
+
+        def one(carry):
+            index, state, tokens = carry
+            state, info = self.step(params, state)
+            return index + 1, state, jax.lax.dynamic_update_index_in_dim(tokens, info.tokens, index, axis=1)
+
+        rounds, state, tokens = jax.lax.while_loop(unfinished, one, (jnp.int32(0), state, tokens))
+        return state, DispatchInfo(tokens, state.finish, rounds)
+
+
+def _gather(values: jax.Array, places: jax.Array) -> jax.Array:
+    """[B, C, ...] the entries of ``values`` [B, S, ...] at ``places`` [B, C]; places behind the end repeat the last."""
+    places = jnp.clip(places, 0, values.shape[1] - 1)
+    return jnp.take_along_axis(values, places.reshape(places.shape + (1,) * (values.ndim - 2)), axis=1)
+
+
+def _pad_to(values: jax.Array, wanted: jax.ShapeDtypeStruct) -> jax.Array:
+    """``values`` with zeros behind them, in whatever axis the wanted shape is longer (blocks have any layout)."""
+    return jnp.pad(values, [(0, want - size) for size, want in zip(values.shape, wanted.shape, strict=True)])
+
+
+def _emitted_tokens(draft: Draft, verdict: Verdict) -> jax.Array:
+    """[B, depth + 1] accepted tokens, then the correction or bonus token; the rest repeats it."""
+    depth = draft.tree.depth
+    place = jnp.arange(depth + 1)[None, :]
+    accepted = jnp.where(verdict.path > ROOT, _gather(draft.tokens, verdict.path - 1), 0) if depth else verdict.path
+    accepted = jnp.pad(accepted, ((0, 0), (0, 1)))
+    return jnp.where(place < verdict.num_accepted[:, None], accepted, verdict.next_token[:, None]).astype(jnp.int32)
+
+
+def _count(state: DecodingState, draft: Draft, verdict: Verdict, log_probs, counts) -> Counters:
+    counters, tree = state.counters, draft.tree
+    took_part = state.running & (counts > 0)
+    accepted = jnp.minimum(verdict.num_accepted, counts)
+    by_depth = (jnp.arange(tree.depth)[None, :] < accepted[:, None]) & took_part[:, None]
+    if tree.num_nodes:
+        inner = jnp.asarray(tree.inner_nodes, jnp.int32)
+        is_child = jnp.asarray(tree.parents[1:], jnp.int32)[None, :] == inner[:, None]
+        on_path = (inner == ROOT)[None, :] | jnp.any(verdict.path[:, :, None] == inner[None, None, :], axis=1)
+        # Not behind an end token: what was accepted there is not emitted and not counted either.
+        kept = jnp.asarray(tree.depths, jnp.int32)[inner][None, :] < counts[:, None]
+        tested = on_path & jnp.any(draft.valid[:, None, :] & is_child[None], axis=-1) & kept
+    else:
+        tested = jnp.zeros((counts.shape[0], 0), bool)
+    overlap = jnp.zeros_like(counters.overlap)
+    if draft.parent_log_probs is not None:
+        at_inner = log_probs[:, jnp.asarray(tree.inner_nodes, jnp.int32)]
+        common = jnp.sum(jnp.exp(jnp.minimum(at_inner, draft.parent_log_probs)), axis=-1)
+        overlap = jnp.sum(jnp.where(tested, common, 0), axis=-1)
+    return Counters(
+        num_drafts=counters.num_drafts + took_part,
+        num_draft_tokens=counters.num_draft_tokens + jnp.where(took_part, jnp.sum(draft.valid, axis=1), 0),
+        num_accepted_tokens_per_pos=counters.num_accepted_tokens_per_pos + by_depth,
+        num_tested=counters.num_tested + jnp.sum(tested, axis=1),
+        overlap=counters.overlap + overlap,
+    )
+
+
+@functools.partial(jax.jit, static_argnames="program", donate_argnames="state")
+def run_rounds(program: Round, params, state: DecodingState, num_rounds):
+    """``program.run_rounds``, compiled; the state's buffers are reused."""
+    return program.run_rounds(params, state, num_rounds)
+
+
+@functools.partial(jax.jit, static_argnames="program", donate_argnames="state")
+def prefill(program: Round, params, state: DecodingState, num_chunks):
+    """Up to ``num_chunks`` chunks of the prompts, compiled; the state's buffers are reused."""
+
+    def unfinished(carry):
+        index, state = carry
+        return (index < num_chunks) & jnp.any(state.observed < state.lengths)
+
+    return jax.lax.while_loop(
+        unfinished, lambda carry: (carry[0] + 1, program.prefill_chunk(params, carry[1])), (jnp.int32(0), state)
+    )[1]

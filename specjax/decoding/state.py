@@ -1,0 +1,117 @@
+"""What a batch carries from round to round, and what a round reports.
+
+Letters in shapes: B rows, S cache capacity, R rounds of one dispatch, T tokens per verify pass, M stop ids, depth: longest
+draft path.
+"""
+
+import enum
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from specjax.cache import KVCache
+from specjax.sampling.params import SamplingArrays
+
+NO_TOKEN = -1
+"""Fills places of token arrays where no token is; never fed to a model."""
+
+
+class Finish(enum.IntEnum):
+    """Why a row stopped, or that it has not."""
+
+    RUNNING = 0
+    STOP = 1
+    """It emitted an end token or one of its stop ids."""
+    LENGTH = 2
+    """It reached ``max_tokens`` or the end of the context."""
+    NAN = 3
+    """The target's output for its next token was not a number; the tokens before it were emitted."""
+
+
+@flax.struct.dataclass
+class Counters:
+    """Statistics of the rows so far; see ``specjax.statistics`` for what is made of them.
+
+    Attributes:
+      num_drafts: [B] int32, rounds, empty drafts included.
+      num_draft_tokens: [B] int32, valid draft nodes.
+      num_accepted_tokens_per_pos: [B, depth] int32, accepted and emitted draft tokens by depth.
+      num_tested: [B] int32, nodes before emitted tokens that had a valid child: places where acceptance was decided.
+      overlap: [B] float, sum over those nodes of sum(min(p, q)), where the drafter knows q.
+    """
+
+    num_drafts: jax.Array
+    num_draft_tokens: jax.Array
+    num_accepted_tokens_per_pos: jax.Array
+    num_tested: jax.Array
+    overlap: jax.Array
+
+    @classmethod
+    def zeros(cls, batch: int, depth: int, dtype) -> "Counters":
+        """Nothing counted yet."""
+        per_row = jnp.zeros((batch,), jnp.int32)
+        return cls(per_row, per_row, jnp.zeros((batch, depth), jnp.int32), per_row, jnp.zeros((batch,), dtype))
+
+
+@flax.struct.dataclass
+class DecodingState:
+    """A batch between two rounds.
+
+    Attributes:
+      tokens: [B, S + 1] int32, prompt and emitted tokens; valid below ``lengths``.
+      lengths: [B] int32, committed tokens n. The target's cache holds n - 1 of them: the newest is not in it.
+      limits: [B] int32, the row ends at this length.
+      finish: [B] int32, a :class:`Finish`; only RUNNING rows take part in rounds.
+      stop_token_ids: [B, M] int32, ids that end the row; ``NO_TOKEN`` fills.
+      sampling: settings of the rows.
+      cache: the target's cache, ``lengths - 1`` entries once the prompt is in.
+      observed: [B] int32, tokens that the drafter has observed; ``lengths`` once the prompt is in.
+      drafter: the drafter's own state.
+      counters: statistics.
+    """
+
+    tokens: jax.Array
+    lengths: jax.Array
+    limits: jax.Array
+    finish: jax.Array
+    stop_token_ids: jax.Array
+    sampling: SamplingArrays
+    cache: KVCache
+    observed: jax.Array
+    drafter: Any
+    counters: Counters
+
+    @property
+    def running(self) -> jax.Array:
+        """[B] bool."""
+        return self.finish == Finish.RUNNING
+
+
+@flax.struct.dataclass
+class RoundInfo:
+    """What one round reports.
+
+    Attributes:
+      tokens: [B, depth + 1] int32, emitted tokens; ``NO_TOKEN`` behind the last.
+      counts: [B] int32, how many; 0 for rows that had finished.
+    """
+
+    tokens: jax.Array
+    counts: jax.Array
+
+
+@flax.struct.dataclass
+class DispatchInfo:
+    """What a dispatch of up to R rounds reports; small, it is all that goes to the host.
+
+    Attributes:
+      tokens: [B, R, depth + 1] int32, tokens emitted by each round; ``NO_TOKEN`` fills.
+      finish: [B] int32, a :class:`Finish`.
+      rounds: int32, rounds that were run.
+    """
+
+    tokens: jax.Array
+    finish: jax.Array
+    rounds: jax.Array

@@ -1,0 +1,166 @@
+"""What a drafter is.
+
+Letters in shapes: B rows, S tokens of history, N draft nodes, P nodes with children, V width of the target's logits,
+C tokens of one ``observe`` call, F feature layers, E model width.
+"""
+
+import dataclasses
+from typing import Any, Protocol
+
+import flax.struct
+import jax
+
+from specjax.cache import KVCache
+from specjax.choices import Choices
+from specjax.models.loaded import Model
+from specjax.sampling.params import SamplingArrays
+from specjax.tree import Draft, DraftTree, Law
+
+
+@flax.struct.dataclass
+class Context:
+    """What a drafter may read when it proposes.
+
+    Attributes:
+      tokens: [B, S] int32, prompt and committed tokens; entries from ``lengths[b]`` on are not valid.
+      lengths: [B] int32, committed length; ``tokens[b, lengths[b] - 1]`` is the root of the draft.
+      sampling: settings of the rows.
+      target_params: the target's parameters.
+      target_cache: the target's cache: ``lengths - 1`` entries.
+      vocab_size: ids that may be drafted are below this.
+      logits_width: V of ``Draft.parent_log_probs``; at least ``vocab_size``.
+      logits_dtype: dtype of ``Draft.parent_log_probs`` and of the target's log-probabilities.
+    """
+
+    tokens: jax.Array
+    lengths: jax.Array
+    sampling: SamplingArrays
+    target_params: Any
+    target_cache: KVCache
+    vocab_size: int = flax.struct.field(pytree_node=False)
+    logits_width: int = flax.struct.field(pytree_node=False)
+    logits_dtype: Any = flax.struct.field(pytree_node=False)
+
+
+class Drafter(Protocol):
+    """The pure functions of a drafter. Hashable: it is a static part of the compiled round.
+
+    Attributes:
+      tree: topology of every proposal.
+      law_choices: the laws that it can draw by; ``with_law`` fixes one of them for a run.
+    """
+
+    tree: DraftTree
+    law_choices: tuple[Law, ...]
+
+    def with_law(self, law: Law) -> "Drafter":
+        """The same drafter drawing by ``law``."""
+        ...
+
+    def init(self, params: Any, batch: int, capacity: int) -> Any:
+        """State of ``batch`` rows that have observed nothing."""
+        ...
+
+    def observe(self, params: Any, state: Any, tokens: jax.Array, features: jax.Array, counts: jax.Array) -> Any:
+        """Takes in committed tokens: chunks of a prompt, accepted tokens, and catching up are the same call.
+
+        Args:
+          params: the drafter's parameters.
+          state: its state; drafts of the last proposal that were not committed are dropped.
+          tokens: [B, C] int32, the tokens that follow those observed before.
+          features: [B, C, F, E], the target's features at the position *before* each token; zeros at the first position.
+          counts: [B] int32, how many of the C tokens are there.
+        """
+        ...
+
+    def propose(self, params: Any, state: Any, context: Context, choices: Choices, num_draft: jax.Array) -> tuple[Draft, Any]:
+        """Drafts the first ``num_draft`` [B] nodes of the tree, in node order (fewer where it has nothing to say).
+
+        How many is decided without looking at the sampled values.
+        """
+        ...
+
+    def reset(self, state: Any, rows: jax.Array) -> Any:
+        """Forgets everything about the rows where ``rows`` [B] is true: a new request moves in."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BoundDrafter:
+    """A drafter with its parameters: what ``specjax.generate`` takes.
+
+    Attributes:
+      functions: the drafter.
+      params: its parameters.
+      name: how it is called in reports.
+      model: the model behind it, where there is one; its tokenizer must be the target's.
+
+    Raises:
+      ValueError: ``functions`` lack something that a drafter has.
+    """
+
+    functions: Drafter
+    params: Any = ()
+    name: str = ""
+    model: Model | None = None
+
+    def __post_init__(self):
+        needed = ("tree", "law_choices", "with_law", "init", "observe", "propose", "reset")
+        missing = [name for name in needed if not hasattr(self.functions, name)]
+        if missing:
+            raise ValueError(f"drafter is {self.functions!r}; a drafter has {', '.join(missing)} (see specjax.drafters.Drafter)")
+
+    def check_target(self, target: Model) -> None:
+        """Raises ValueError if drafts of this drafter mean something else to ``target``."""
+        if self.model is None or self.model.tokenizer is None or target.tokenizer is None:
+            return
+        target.tokenizer.check_same(self.model.tokenizer)
+
+
+def bind(drafter) -> BoundDrafter:
+    """A :class:`BoundDrafter` of what a user passed: one already, the functions of one without parameters, or None."""
+    if drafter is None:
+        return BoundDrafter(NoDrafter(), name="none")
+    if isinstance(drafter, BoundDrafter):
+        return drafter
+    return BoundDrafter(drafter, name=type(drafter).__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoDrafter:
+    """Proposes nothing: a round is one step of plain decoding, through the same code."""
+
+    tree = DraftTree.chain(0)
+    law_choices = ()
+
+    def with_law(self, law):
+        """See :meth:`Drafter.with_law`."""
+        del law
+        return self
+
+    def init(self, params, batch, capacity):
+        """See :meth:`Drafter.init`."""
+        del params, batch, capacity
+        return ()
+
+    def observe(self, params, state, tokens, features, counts):
+        """See :meth:`Drafter.observe`."""
+        del params, tokens, features, counts
+        return state
+
+    def propose(self, params, state, context, choices, num_draft):
+        """See :meth:`Drafter.propose`."""
+        del params, context, choices
+        return Draft.empty(num_draft.shape[0]), state
+
+    def reset(self, state, rows):
+        """See :meth:`Drafter.reset`."""
+        del rows
+        return state
+
+
+def check_num_speculative_tokens(value, least: int = 0) -> int:
+    """``value`` if it is a draft length from ``least`` to 32."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 32:
+        raise ValueError(f"num_speculative_tokens is {value!r}; it must be a whole number from {least} to 32")
+    return value

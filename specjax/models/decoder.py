@@ -1,0 +1,286 @@
+"""The Transformer decoder of every supported family.
+
+Letters in shapes: B rows, T tokens of a pass, S cache capacity, V vocabulary, L layers, E width, F MLP width,
+K key/value heads, G query heads per key/value head, D head size.
+
+Weights are stored [out, in] and contracted on their last axis (on CPU the usual [in, out] kernel is up to twice as slow
+for a few rows), with query, key and value of one key/value head side by side, [K, G + 2, D, E], and the two MLP inputs
+stacked, [2, F, E]: a mesh splits heads and MLP without reshuffling either.
+"""
+
+import dataclasses
+import functools
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from specjax.cache import KVBlock, KVCache
+from specjax.models.base import ModelOutput
+from specjax.models.config import DecoderConfig
+
+
+def contract(inputs: jax.Array, weight: jax.Array, dtype=None) -> jax.Array:
+    """``inputs`` [..., *in] times ``weight`` [*out, *in] over as many trailing axes as the weight's input has.
+
+    The number of input axes is what ``inputs`` has beyond its two leading ones (rows and tokens).
+    """
+    num_in = inputs.ndim - 2
+    rows, out_shape = inputs.shape[:2], weight.shape[: weight.ndim - num_in]
+    # Two plain matrices: XLA's CPU backend transposes a weight of more axes before it multiplies, at ten times the cost.
+    inputs = inputs.reshape(math.prod(rows), -1)
+    weight = weight.reshape(math.prod(out_shape), -1)
+    # It also runs a half-precision product of one row about five times slower than one of two rows.
+    pad = inputs.shape[0] == 1 and inputs.dtype.itemsize < 4 and jax.default_backend() == "cpu"
+    if pad:
+        inputs = jnp.concatenate([inputs, inputs])
+    outputs = lax.dot_general(
+        inputs,
+        weight,
+        (((1,), (1,)), ((), ())),
+        # float32 means float32, also where the hardware would rather multiply in bfloat16.
+        precision=lax.Precision.HIGHEST if inputs.dtype.itemsize >= 4 else None,
+        preferred_element_type=dtype or inputs.dtype,
+    )
+    return outputs[: math.prod(rows)].reshape(rows + out_shape)
+
+
+def rotate(heads: jax.Array, positions: jax.Array, frequencies) -> jax.Array:
+    """Rotary embedding of ``heads`` [B, T, ..., D] at ``positions`` [B, T], half-split layout, in at least float32."""
+    compute_dtype = jnp.promote_types(heads.dtype, jnp.float32)
+    angles = positions[..., None].astype(compute_dtype) * jnp.asarray(frequencies, compute_dtype)[None, None]
+    angles = angles.reshape(angles.shape[:2] + (1,) * (heads.ndim - 3) + angles.shape[2:])
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    first, second = jnp.split(heads.astype(compute_dtype), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(heads.dtype)
+
+
+def attend(query, block_keys, block_values, cache_keys, cache_values, lengths, block_mask) -> jax.Array:
+    """Attention over the committed cache and within the block, without joining the two.
+
+    Args:
+      query: [B, T, K, G, D].
+      block_keys: [B, K, T, D].
+      block_values: [B, K, T, D].
+      cache_keys: [B, K, S, D].
+      cache_values: [B, K, S, D].
+      lengths: [B], valid entries of the cache.
+      block_mask: [T, T] or [B, T, T] bool.
+
+    Returns:
+      [B, T, K, G, D] in the dtype of the query.
+    """
+    score_dtype = jnp.promote_types(query.dtype, jnp.float32)
+    scale = 1.0 / math.sqrt(query.shape[-1])
+    capacity = cache_keys.shape[2]
+
+    def scores(keys, mask):
+        products = jnp.einsum("btkgd,bksd->bkgts", query, keys, preferred_element_type=score_dtype)
+        return jnp.where(mask, products * scale, -jnp.inf)
+
+    block_mask = block_mask if block_mask.ndim == 3 else block_mask[None]
+    in_cache = (jnp.arange(capacity)[None, :] < lengths[:, None])[:, None, None, None, :]
+    cache_scores = scores(cache_keys, in_cache)
+    block_scores = scores(block_keys, block_mask[:, None, None])
+    # Every token attends to itself, so the maximum is finite even over an empty cache.
+    top = jnp.maximum(jnp.max(cache_scores, -1, keepdims=True, initial=-jnp.inf), jnp.max(block_scores, -1, keepdims=True))
+    cache_weights = jnp.exp(cache_scores - top)
+    block_weights = jnp.exp(block_scores - top)
+    total = jnp.sum(cache_weights, -1) + jnp.sum(block_weights, -1)
+
+    def mix(weights, values):
+        return jnp.einsum(
+            "bkgts,bksd->btkgd", weights.astype(values.dtype), values, preferred_element_type=score_dtype
+        )
+
+    mixed = mix(cache_weights, cache_values) + mix(block_weights, block_values)
+    return (mixed / total.transpose(0, 3, 1, 2)[..., None]).astype(query.dtype)
+
+
+def parameter(shape, axes, dtype) -> nnx.Param:
+    """A zero parameter with logical axis names; values come from a checkpoint or :meth:`Decoder.init`."""
+    return nnx.Param(jnp.zeros(shape, dtype), out_sharding=axes, eager_sharding=False)
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm (Zhang and Sennrich 2019, arXiv:1910.07467), in at least float32."""
+
+    def __init__(self, width: int, eps: float, dtype):
+        self.eps = eps
+        self.scale = parameter((width,), ("embed",), jnp.promote_types(dtype, jnp.float32))
+
+    def __call__(self, inputs):
+        wide = inputs.astype(self.scale.dtype)
+        normed = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        return (normed * jnp.expand_dims(self.scale[...], tuple(range(inputs.ndim - 1)))).astype(inputs.dtype)
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention with rotary positions."""
+
+    def __init__(self, config: DecoderConfig, dtype):
+        self.config = config
+        heads, group, size, width = config.num_kv_heads, config.group_size, config.head_dim, config.width
+        self.qkv = parameter((heads, group + 2, size, width), ("kv_heads", "group", "head_dim", "embed"), dtype)
+        if config.qkv_bias:
+            self.qkv_bias = parameter((heads, group + 2, size), ("kv_heads", "group", "head_dim"), dtype)
+        self.out = parameter((width, heads, group, size), ("embed", "kv_heads", "group", "head_dim"), dtype)
+
+    def __call__(self, inputs, positions, cache_keys, cache_values, lengths, block_mask):
+        projected = contract(inputs, self.qkv[...])
+        if self.config.qkv_bias:
+            projected = projected + self.qkv_bias[...][None, None]
+        frequencies = self.config.rope.frequencies(self.config.head_dim)
+        # Query heads and the key head turn by the same angles: [B, T, K, G + 1, D].
+        turned = rotate(projected[..., :-1, :], positions, frequencies)
+        query, keys = turned[..., :-1, :], turned[..., -1, :].swapaxes(1, 2)
+        values = projected[..., -1, :].swapaxes(1, 2)
+        mixed = attend(query, keys, values, cache_keys, cache_values, lengths, block_mask)
+        return contract(mixed, self.out[...]), keys, values
+
+
+class GatedMLP(nnx.Module):
+    """SiLU-gated MLP (Shazeer 2020, arXiv:2002.05202)."""
+
+    def __init__(self, config: DecoderConfig, dtype):
+        self.gate_up = parameter((2, config.mlp_width, config.width), ("gate_up", "mlp", "embed"), dtype)
+        self.down = parameter((config.width, config.mlp_width), ("embed", "mlp"), dtype)
+
+    def __call__(self, inputs):
+        projected = contract(inputs, self.gate_up[...])
+        wide = projected.astype(jnp.promote_types(inputs.dtype, jnp.float32))
+        gated = nnx.silu(wide[..., 0, :]) * wide[..., 1, :]
+        return contract(gated.astype(inputs.dtype), self.down[...])
+
+
+class Layer(nnx.Module):
+    """Pre-norm attention and MLP, each added to the residual stream."""
+
+    def __init__(self, config: DecoderConfig, dtype):
+        self.attention_norm = RMSNorm(config.width, config.norm_eps, dtype)
+        self.attention = Attention(config, dtype)
+        self.mlp_norm = RMSNorm(config.width, config.norm_eps, dtype)
+        self.mlp = GatedMLP(config, dtype)
+
+    def __call__(self, stream, *attention_inputs):
+        mixed, keys, values = self.attention(self.attention_norm(stream), *attention_inputs)
+        stream = stream + mixed
+        return stream + self.mlp(self.mlp_norm(stream)), keys, values
+
+
+class DecoderModule(nnx.Module):
+    """The layers between embedding and logits. Use :class:`Decoder`, which hides the module objects."""
+
+    def __init__(self, config: DecoderConfig, dtype):
+        self.embedding = parameter((config.vocab_size, config.width), ("vocab", "embed"), dtype)
+        self.layers = nnx.List([Layer(config, dtype) for _ in range(config.num_layers)])
+        self.final_norm = RMSNorm(config.width, config.norm_eps, dtype)
+        if not config.tied_embedding:
+            self.unembedding = parameter((config.vocab_size, config.width), ("vocab", "embed"), dtype)
+
+    def __call__(self, tokens, positions, cache, block_mask, feature_layers):
+        stream = jnp.take(self.embedding[...], tokens, axis=0, mode="clip")
+        shown = {0: stream}
+        keys, values = [], []
+        for index, layer in enumerate(self.layers):
+            stream, layer_keys, layer_values = layer(
+                stream, positions, cache.keys[index], cache.values[index], cache.lengths, block_mask
+            )
+            keys.append(layer_keys)
+            values.append(layer_values)
+            shown[index + 1] = stream
+        hidden = self.final_norm(stream)
+        # The last "layer" shows what the output matrix sees.
+        shown[len(self.layers)] = hidden
+        if feature_layers:
+            features = jnp.stack([shown[index] for index in feature_layers], axis=2)
+        else:
+            features = jnp.zeros((*hidden.shape[:2], 0, hidden.shape[2]), hidden.dtype)
+        return ModelOutput(hidden, features, KVBlock(tuple(keys), tuple(values)))
+
+    def unembed(self, hidden):
+        matrix = (self.embedding if not hasattr(self, "unembedding") else self.unembedding)[...]
+        return contract(hidden, matrix, dtype=jnp.promote_types(hidden.dtype, jnp.float32))
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """The pure functions of a decoder: hashable, without parameters (see :class:`specjax.models.base.ModelFunctions`).
+
+    Attributes:
+      config: sizes and options.
+      feature_layers: hidden states that ``apply`` shows as ``features``: 0 is the embedding, i the output of layer i,
+        ``config.num_layers`` the final hidden state (norm applied).
+
+    Example:
+      >>> config = DecoderConfig(vocab_size=11, num_layers=1, width=8, num_query_heads=2, num_kv_heads=1, head_dim=4,
+      ...                        mlp_width=16, max_positions=32)
+      >>> decoder = Decoder(config)
+      >>> params = decoder.init(jax.random.key(0))
+      >>> cache = decoder.init_cache(params, batch=1, capacity=8)
+      >>> output = decoder.apply(params, jnp.array([[1, 2, 3]]), jnp.array([[0, 1, 2]]), cache, None)
+      >>> decoder.unembed(params, output.hidden).shape
+      (1, 3, 11)
+    """
+
+    config: DecoderConfig
+    feature_layers: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        for index in self.feature_layers:
+            if not 0 <= index <= self.config.num_layers:
+                raise ValueError(
+                    f"Decoder: feature_layers holds {index}; a layer is between 0 (the embedding) and {self.config.num_layers}"
+                )
+
+    @functools.lru_cache(maxsize=8)  # noqa: B019 - keyed by the config alone, holds shapes and no parameters
+    def _structure(self, dtype):
+        return nnx.split(nnx.eval_shape(lambda: DecoderModule(self.config, dtype)))
+
+    def abstract_params(self, dtype=jnp.float32) -> dict:
+        """The parameters' nested dict with a ``jax.ShapeDtypeStruct`` for each array."""
+        return nnx.to_pure_dict(self._structure(jnp.dtype(dtype))[1])
+
+    def logical_axes(self) -> dict:
+        """The parameters' nested dict with a ``PartitionSpec`` of logical axis names for each array."""
+        return nnx.to_pure_dict(nnx.get_partition_spec(self._structure(jnp.dtype(jnp.float32))[1]))
+
+    def init(self, key: jax.Array, dtype=jnp.float32, scale: float | None = None) -> dict:
+        """Random parameters: norms 1, biases and matrices normal with ``scale`` (default: 1 / sqrt(inputs))."""
+        leaves, treedef = jax.tree.flatten(self.abstract_params(dtype))
+
+        def draw(key, leaf):
+            if leaf.ndim == 1:
+                return jnp.ones(leaf.shape, leaf.dtype)
+            deviation = scale if scale is not None else 1.0 / math.sqrt(leaf.shape[-1])
+            return (deviation * jax.random.normal(key, leaf.shape)).astype(leaf.dtype)
+
+        return jax.tree.unflatten(treedef, list(map(draw, jax.random.split(key, len(leaves)), leaves)))
+
+    def _module(self, params) -> DecoderModule:
+        graph, _ = self._structure(params["embedding"].dtype)
+        return nnx.merge(graph, params)
+
+    def apply(self, params, tokens, positions, cache, block_mask=None) -> ModelOutput:
+        """See :meth:`specjax.models.base.ModelFunctions.apply`."""
+        chex.assert_rank(tokens, 2)
+        chex.assert_equal_shape([tokens, positions])
+        num_tokens = tokens.shape[1]
+        if block_mask is None:
+            block_mask = jnp.tril(jnp.ones((num_tokens, num_tokens), bool))
+        chex.assert_shape(block_mask, (..., num_tokens, num_tokens))
+        return self._module(params)(tokens, positions, cache, block_mask, self.feature_layers)
+
+    def unembed(self, params, hidden) -> jax.Array:
+        """Logits [B, T, V], at least float32, of hidden states [B, T, E]."""
+        return self._module(params).unembed(hidden)
+
+    def init_cache(self, params, batch: int, capacity: int) -> KVCache:
+        """An empty cache for ``batch`` rows of at most ``capacity`` tokens."""
+        config = self.config
+        return KVCache.zeros(
+            config.num_layers, batch, config.num_kv_heads, capacity, config.head_dim, params["embedding"].dtype
+        )

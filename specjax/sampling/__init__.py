@@ -1,0 +1,6 @@
+"""Sampling settings per request, and the distribution that they make of logits."""
+
+from specjax.sampling.params import SamplingArrays, SamplingParams
+from specjax.sampling.transforms import keep_top_k, keep_top_p, to_log_probs
+
+__all__ = ["SamplingArrays", "SamplingParams", "keep_top_k", "keep_top_p", "to_log_probs"]

@@ -1,0 +1,159 @@
+"""Per-request sampling settings: as a user writes them, and as arrays with one row per request."""
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Sequence
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+MAX_SEED = 2**64 - 1
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy (as in vLLM): the division would overflow float32 for ordinary logits."""
+
+_LATER = {
+    # Part of the public contract, not honoured yet. Anything but the neutral value is refused, never ignored.
+    "n": 1,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "logit_bias": None,
+    "stop": None,
+    "min_tokens": 0,
+    "logprobs": None,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingParams:
+    """How one request is sampled. Names are vLLM's.
+
+    Order of the transforms: temperature, then ``min_p``, then ``top_k``, then ``top_p``, each on the distribution that
+    the earlier ones left. Tokens that tie at a filter's threshold are all kept.
+
+    Attributes:
+      temperature: divides the logits; 0 (or below 1e-5) is greedy, and then the filters have nothing to do.
+      top_k: keeps the k most likely tokens; 0 keeps all.
+      top_p: keeps the smallest set of most likely tokens whose probability reaches this, in (0, 1]; 1 keeps all.
+      min_p: drops tokens less likely than this share of the most likely one's probability, in [0, 1]; 0 keeps all.
+      max_tokens: new tokens at most, at least 1.
+      seed: 0 to 2**64 - 1; None draws one, which the result reports.
+      stop_token_ids: generation ends after any of these ids, beside the model's own end tokens.
+      ignore_eos: goes on after the model's own end tokens.
+      n, repetition_penalty, presence_penalty, frequency_penalty, logit_bias, stop, min_tokens, logprobs: reserved; any value
+        but the neutral one is refused for now.
+
+    Raises:
+      ValueError: names the argument, its value and the range.
+
+    Example:
+      >>> SamplingParams(temperature=0.7, top_p=0.9).top_p
+      0.9
+      >>> SamplingParams(top_p=1.5)
+      Traceback (most recent call last):
+      ...
+      ValueError: SamplingParams: top_p is 1.5; it must be in (0, 1]
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    max_tokens: int = 16
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    n: int = 1
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
+    stop: str | Sequence[str] | None = None
+    min_tokens: int = 0
+    logprobs: int | None = None
+
+    def __post_init__(self):
+        self._real("temperature", lambda t: 0 <= t < math.inf, "a number of at least 0")
+        self._whole("top_k", 0, 2**31 - 1, "a whole number of at least 0 (0 keeps all tokens)")
+        self._real("top_p", lambda p: 0 < p <= 1, "in (0, 1]")
+        self._real("min_p", lambda p: 0 <= p <= 1, "in [0, 1]")
+        self._whole("max_tokens", 1, 2**31 - 1, "a whole number of at least 1")
+        if self.seed is not None:
+            self._whole("seed", 0, MAX_SEED, f"None or a whole number from 0 to {MAX_SEED}")
+        if not isinstance(self.ignore_eos, bool):
+            self._refuse("ignore_eos", "True or False")
+        if isinstance(self.stop_token_ids, (str, numbers.Number)):
+            self._refuse("stop_token_ids", "a sequence of token ids")
+        for token in self.stop_token_ids:
+            if isinstance(token, bool) or not isinstance(token, numbers.Integral) or token < 0:
+                self._refuse("stop_token_ids", "a sequence of token ids of at least 0")
+        object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in self.stop_token_ids))
+        for name, neutral in _LATER.items():
+            if getattr(self, name) != neutral:
+                self._refuse(name, f"{neutral!r}: it is not supported yet")
+
+    def _refuse(self, name, right):
+        raise ValueError(f"SamplingParams: {name} is {getattr(self, name)!r}; it must be {right}")
+
+    def _real(self, name, allowed, right):
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not allowed(value):
+            self._refuse(name, right)
+        object.__setattr__(self, name, float(value))
+
+    def _whole(self, name, least, most, right):
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= value <= most:
+            self._refuse(name, right)
+        object.__setattr__(self, name, int(value))
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature < GREEDY_BELOW
+
+
+@flax.struct.dataclass
+class SamplingArrays:
+    """Sampling settings of a batch, one row per request: changing them never retraces.
+
+    Attributes:
+      temperature: [B] float32; 0 is greedy.
+      top_k: [B] int32; 0 keeps all.
+      top_p: [B] float32; 1 keeps all.
+      min_p: [B] float32; 0 keeps all.
+      seeds: [B, 2] uint32, high and low word.
+      completion: [B] int32, which of several completions of one request the row is.
+    """
+
+    temperature: jax.Array
+    top_k: jax.Array
+    top_p: jax.Array
+    min_p: jax.Array
+    seeds: jax.Array
+    completion: jax.Array
+
+    @classmethod
+    def stack(cls, params: Sequence[SamplingParams], seeds: Sequence[int]) -> "SamplingArrays":
+        """Arrays of several requests' settings, with the seeds that they really use.
+
+        Example:
+          >>> SamplingArrays.stack([SamplingParams(temperature=0), SamplingParams(top_k=5)], seeds=[0, 1]).top_k.tolist()
+          [0, 5]
+        """
+
+        def column(values, dtype):
+            return jnp.asarray(np.array(list(values), dtype))
+
+        return cls(
+            temperature=column((0.0 if p.greedy else p.temperature for p in params), np.float32),
+            top_k=column((p.top_k for p in params), np.int32),
+            top_p=column((p.top_p for p in params), np.float32),
+            min_p=column((p.min_p for p in params), np.float32),
+            seeds=column(([seed >> 32, seed & 0xFFFFFFFF] for seed in seeds), np.uint32),
+            completion=column((0 for _ in params), np.int32),
+        )

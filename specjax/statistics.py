@@ -1,0 +1,217 @@
+"""Acceptance statistics, and what they say about speed.
+
+Names are vLLM's. ``num_drafts`` counts every round of a row, empty drafts included; all nodes of a tree count as drafted and
+positions are depths; ``mean_acceptance_length`` is emitted tokens over rounds, the correction or bonus token included; a rate
+with nothing drafted is 0.0.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """Statistics of one request, or of several summed.
+
+    Attributes:
+      num_drafts: rounds.
+      num_draft_tokens: tokens drafted.
+      num_accepted_tokens: drafted tokens that were accepted and emitted.
+      num_accepted_tokens_per_pos: the same by depth in the draft.
+      num_tokens: tokens emitted.
+      num_tested: places where a drafted token was tested; the rest of a draft lies behind its first rejection.
+      overlap_sum: sum of sum(min(p, q)) over the tested places; None where q is not known.
+      prefill_seconds: time of the prompt passes of the batch that the request ran in.
+      decode_seconds: time of its rounds, compilation apart.
+      compile_seconds: time of compilation before them.
+
+    Example:
+      >>> stats = Stats(num_drafts=4, num_draft_tokens=16, num_accepted_tokens=8, num_accepted_tokens_per_pos=(4, 2, 1, 1),
+      ...               num_tokens=12)
+      >>> stats.draft_acceptance_rate, stats.mean_acceptance_length
+      (0.5, 3.0)
+      >>> Stats().draft_acceptance_rate
+      0.0
+    """
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: tuple[int, ...] = ()
+    num_tokens: int = 0
+    num_tested: int = 0
+    overlap_sum: float | None = None
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    compile_seconds: float = 0.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted over drafted."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens emitted per round."""
+        return self.num_tokens / self.num_drafts if self.num_drafts else 0.0
+
+    @property
+    def tested_acceptance_rate(self) -> float:
+        """Accepted over tested: the alpha of the speedup formula."""
+        return self.num_accepted_tokens / self.num_tested if self.num_tested else 0.0
+
+    @property
+    def overlap(self) -> float | None:
+        """Mean of sum(min(p, q)) over the tested places: what token verification accepts in expectation. None: unknown."""
+        return None if self.overlap_sum is None or not self.num_tested else self.overlap_sum / self.num_tested
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Emitted tokens over the time of the rounds."""
+        return self.num_tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+    def to_dict(self) -> dict:
+        """Counts and rates, ready for JSON."""
+        rates = ("draft_acceptance_rate", "mean_acceptance_length", "tested_acceptance_rate", "overlap", "tokens_per_second")
+        values = dataclasses.asdict(self)
+        values.pop("overlap_sum")
+        values["num_accepted_tokens_per_pos"] = list(self.num_accepted_tokens_per_pos)
+        return values | {name: getattr(self, name) for name in rates}
+
+
+def total(stats: Iterable[Stats]) -> Stats:
+    """The sum of several requests' statistics. Times are those of the longest: the requests of a batch ran together.
+
+    Example:
+      >>> total([Stats(num_drafts=1, num_tokens=2, decode_seconds=3.0), Stats(num_drafts=2, num_tokens=3, decode_seconds=3.0)])
+      ... # doctest: +ELLIPSIS
+      Stats(num_drafts=3, ..., num_tokens=5, ..., decode_seconds=3.0, ...)
+    """
+    stats = list(stats)
+    depth = max((len(s.num_accepted_tokens_per_pos) for s in stats), default=0)
+    by_depth = np.zeros(depth, int)
+    for s in stats:
+        by_depth[: len(s.num_accepted_tokens_per_pos)] += np.array(s.num_accepted_tokens_per_pos, int)
+    known = [s.overlap_sum for s in stats if s.overlap_sum is not None]
+    return Stats(
+        num_accepted_tokens_per_pos=tuple(by_depth.tolist()),
+        overlap_sum=sum(known) if known and len(known) == len(stats) else None,
+        **{
+            name: sum(getattr(s, name) for s in stats)
+            for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_tokens", "num_tested")
+        },
+        **{
+            name: max((getattr(s, name) for s in stats), default=0.0)
+            for name in ("prefill_seconds", "decode_seconds", "compile_seconds")
+        },
+    )
+
+
+def expected_tokens(acceptance: float, num_draft: int) -> float:
+    """Expected tokens per round, (1 - a^(K+1)) / (1 - a), where every draft token is accepted with chance ``acceptance``.
+
+    Leviathan et al. 2023 (arXiv:2211.17192), equation 1; the correction or bonus token is included.
+
+    Example:
+      >>> expected_tokens(0.5, 3)
+      1.875
+      >>> expected_tokens(1.0, 3)
+      4.0
+    """
+    if not 0 <= acceptance <= 1:
+        raise ValueError(f"expected_tokens: acceptance is {acceptance}; it must be in [0, 1]")
+    return float(sum(acceptance**i for i in range(num_draft + 1)))
+
+
+def predicted_speedup(acceptance: float, num_draft: int, draft_cost: float, verify_cost: float = 1.0) -> float:
+    """Expected speedup over plain decoding (Leviathan et al. 2023, arXiv:2211.17192, theorem 3.8).
+
+    Args:
+      acceptance: chance that a tested draft token is accepted.
+      num_draft: K.
+      draft_cost: time of drafting one token over the time of a plain step of the target, c.
+      verify_cost: time of the verify pass over the time of a plain step. The published formula takes 1, which holds where a
+        pass is bound by reading the weights; on a CPU it is measured.
+
+    Example:
+      >>> round(predicted_speedup(0.8, 4, draft_cost=0.05), 2)
+      2.8
+    """
+    return expected_tokens(acceptance, num_draft) / (num_draft * draft_cost + verify_cost)
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Measured seconds of the parts of a round.
+
+    Attributes:
+      plain: a plain step of the target.
+      verify: a verify pass over the root and all draft nodes.
+      propose: a whole proposal.
+      num_draft: draft nodes of it.
+    """
+
+    plain: float
+    verify: float
+    propose: float
+    num_draft: int
+
+    @property
+    def draft_cost(self) -> float:
+        """c, the time of one draft token over that of a plain step."""
+        return self.propose / self.num_draft / self.plain if self.num_draft else 0.0
+
+    @property
+    def verify_cost(self) -> float:
+        """The time of a verify pass over that of a plain step."""
+        return self.verify / self.plain
+
+
+def explain(plain: Stats, speculative: Stats, costs: Costs | None = None) -> Sequence[str]:
+    """Plain sentences on what speculation gained or lost, and why.
+
+    Args:
+      plain: statistics without speculation.
+      speculative: statistics with it, same prompt and settings.
+      costs: measured parts of a round, if known.
+    """
+    speedup = speculative.tokens_per_second / plain.tokens_per_second if plain.tokens_per_second else 0.0
+    length = speculative.mean_acceptance_length
+    lines = [
+        f"{speculative.num_draft_tokens} tokens were drafted and {speculative.num_accepted_tokens} accepted "
+        f"({speculative.draft_acceptance_rate:.0%}); a round emitted {length:.2f} tokens.",
+        f"Measured speedup {speedup:.2f} ({speculative.tokens_per_second:.1f} over {plain.tokens_per_second:.1f} tokens/s).",
+    ]
+    if speculative.overlap is not None:
+        lines.append(
+            f"Draft and target distributions overlap by {speculative.overlap:.2f} where a token was tested; "
+            f"{speculative.tested_acceptance_rate:.2f} of the tested tokens were accepted."
+        )
+    if costs is not None and costs.num_draft and speculative.num_drafts:
+        # Rounds without a match draft nothing; the formula is about rounds that do.
+        drafted = min(costs.num_draft, speculative.num_draft_tokens / speculative.num_drafts)
+        acceptance = speculative.tested_acceptance_rate
+        published = predicted_speedup(acceptance, costs.num_draft, costs.draft_cost)
+        measured = predicted_speedup(acceptance, costs.num_draft, costs.draft_cost, costs.verify_cost)
+        lines.append(
+            f"The published formula predicts {published:.2f} if every round drafts {costs.num_draft} tokens, {acceptance:.0%} of "
+            f"the tested ones pass and verifying costs one plain step; with the measured verify pass ({costs.verify_cost:.2f} "
+            f"plain steps) {measured:.2f}. On average {drafted:.1f} tokens were drafted per round."
+        )
+    if speedup < 1:
+        lines.append(_why_lost(speculative, costs))
+    return lines
+
+
+def _why_lost(speculative: Stats, costs: Costs | None) -> str:
+    if not speculative.num_draft_tokens:
+        return "Speculation did not gain anything: nothing was drafted, so every round was a plain step with a search before it."
+    words = f"Speculation lost here: a round emitted only {speculative.mean_acceptance_length:.2f} tokens"
+    if costs is None:
+        return words + ", fewer than a verify pass and the drafting cost in plain steps. Draft less, or not at all."
+    price = costs.verify_cost + costs.propose / costs.plain
+    return words + (
+        f", while a round that drafts costs {price:.2f} plain steps. Use fewer draft tokens, or none, for text like this."
+    )

@@ -1,0 +1,254 @@
+"""Draft trees and drafts.
+
+Letters in shapes: B rows, N draft nodes without the root, T = N + 1 tokens per verify pass, P nodes with children,
+V vocabulary.
+
+A draft is always a tree whose root is the newest committed token; a *chain* is the tree without branches. Nodes are
+numbered with the root first and every parent before its children, so the tokens of a verify pass are the root followed by
+the N drafts::
+
+    DraftTree((-1, 0, 0, 1))          nodes      0             root, the newest committed token
+                                                / \\
+                                               1   2           depth 1: two candidates for the next token
+                                               |
+                                               3               depth 2
+
+    ancestor_mask  (row attends to column)      0 1 2 3
+                                             0  x . . .
+                                             1  x x . .
+                                             2  x . x .
+                                             3  x x . x
+"""
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Iterable, Sequence
+
+import chex
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+ROOT = 0
+"""Index of the root in every tree."""
+
+NO_PARENT = -1
+"""The root's entry in ``parents``."""
+
+
+class Law(enum.Enum):
+    """How a draft token was chosen, given the draft distribution q at its parent.
+
+    A verification rule is lossless for some laws only, so a draft states its law and no rule guesses it.
+    """
+
+    DETERMINISTIC = "deterministic"
+    """A function of the text so far (an argmax, a top-k, a lookup): its q is one-hot."""
+    INDEPENDENT = "independent"
+    """Drawn from q, independently of its siblings."""
+    WITHOUT_REPLACEMENT = "without_replacement"
+    """Drawn from q with the earlier siblings removed and the rest renormalised."""
+    COUPLED = "coupled"
+    """The top of log q + g, where g is the Gumbel noise of its position that the rule uses as well."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftTree:
+    """Topology of a draft: static and hashable, a part of the compiled round.
+
+    Attributes:
+      parents: for each of the T nodes the index of its parent; ``NO_PARENT`` for the root, which comes first.
+
+    Raises:
+      ValueError: the root is missing or not first, or a parent does not come before its child.
+
+    Example:
+      >>> fork = DraftTree((-1, 0, 0, 1))
+      >>> fork.num_nodes, fork.depths, fork.depth
+      (3, (0, 1, 1, 2), 2)
+      >>> fork.children
+      ((1, 2), (3,), (), ())
+      >>> DraftTree((-1, 2, 0))
+      Traceback (most recent call last):
+      ...
+      ValueError: DraftTree: node 1 has parent 2; a parent must come before its child (0 <= parent < 1)
+    """
+
+    parents: tuple[int, ...]
+
+    def __post_init__(self):
+        object.__setattr__(self, "parents", tuple(int(parent) for parent in self.parents))
+        if not self.parents or self.parents[ROOT] != NO_PARENT:
+            raise ValueError(f"DraftTree: parents is {self.parents}; it must start with the root's {NO_PARENT}")
+        for node, parent in enumerate(self.parents[1:], 1):
+            if not 0 <= parent < node:
+                raise ValueError(
+                    f"DraftTree: node {node} has parent {parent}; a parent must come before its child (0 <= parent < {node})"
+                )
+
+    @classmethod
+    def chain(cls, length: int) -> "DraftTree":
+        """A tree without branches of ``length`` draft nodes; 0 is the root alone, plain decoding.
+
+        Example:
+          >>> DraftTree.chain(3).parents
+          (-1, 0, 1, 2)
+        """
+        if length < 0:
+            raise ValueError(f"DraftTree.chain: length is {length}; it must be at least 0")
+        return cls(tuple(range(-1, length)))
+
+    @classmethod
+    def from_choices(cls, choices: Iterable[Sequence[int]]) -> "DraftTree":
+        """The tree of a list of paths of ranks, as published with Medusa (Cai et al. 2024, arXiv:2401.10774, section 2.1.2).
+
+        Args:
+          choices: each path names one node by the ranks that lead to it: ``(0, 1)`` is the second-best child of the best
+            child of the root. The root is not listed; every prefix of a path must be.
+
+        Raises:
+          ValueError: a path is empty, listed twice, or its parent is missing.
+
+        Example:
+          >>> DraftTree.from_choices([(0,), (0, 0), (1,)]).parents
+          (-1, 0, 0, 1)
+        """
+        paths = [tuple(int(rank) for rank in path) for path in choices]
+        # By depth, then by rank: parents come first and siblings stand in the order of their ranks.
+        ordered = sorted(paths, key=lambda path: (len(path), path))
+        index = {(): ROOT}
+        parents = [NO_PARENT]
+        for path in ordered:
+            if not path or any(rank < 0 for rank in path):
+                raise ValueError(f"DraftTree.from_choices: path {path}; it must hold ranks of at least 0, and at least one")
+            if path in index:
+                raise ValueError(f"DraftTree.from_choices: path {path} is listed twice")
+            if path[:-1] not in index:
+                raise ValueError(f"DraftTree.from_choices: path {path} has no parent; list {path[:-1]} too")
+            index[path] = len(parents)
+            parents.append(index[path[:-1]])
+        return cls(tuple(parents))
+
+    @property
+    def size(self) -> int:
+        """T, tokens per verify pass: the root and the drafts."""
+        return len(self.parents)
+
+    @property
+    def num_nodes(self) -> int:
+        """N, draft nodes."""
+        return len(self.parents) - 1
+
+    @functools.cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Distance of every node from the root."""
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
+        return tuple(depths)
+
+    @property
+    def depth(self) -> int:
+        """Length of the longest path, in draft tokens."""
+        return max(self.depths)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether no node has two children."""
+        return self.depth == self.num_nodes
+
+    @functools.cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """Children of every node, in node order."""
+        return tuple(tuple(n for n, p in enumerate(self.parents) if p == node) for node in range(self.size))
+
+    @functools.cached_property
+    def inner_nodes(self) -> tuple[int, ...]:
+        """The P nodes that have children, in node order: the rows of ``Draft.parent_log_probs``."""
+        return tuple(node for node, children in enumerate(self.children) if children)
+
+    @functools.cached_property
+    def paths(self) -> tuple[tuple[int, ...], ...]:
+        """For every node the draft nodes that lead to it, itself included."""
+        paths = [()]
+        for node, parent in enumerate(self.parents[1:], 1):
+            paths.append((*paths[parent], node))
+        return tuple(paths)
+
+    @functools.cached_property
+    def ancestor_mask(self) -> np.ndarray:
+        """[T, T] bool: row attends to column, that is to itself, its ancestors and the root."""
+        mask = np.eye(self.size, dtype=bool)
+        for node, path in enumerate(self.paths):
+            mask[node, [ROOT, *path]] = True
+        return mask
+
+    def prefix(self, num_nodes: int) -> "DraftTree":
+        """The tree of the root and the first ``num_nodes`` draft nodes."""
+        return DraftTree(self.parents[: num_nodes + 1])
+
+
+@flax.struct.dataclass
+class Draft:
+    """What a drafter proposes for a batch.
+
+    Attributes:
+      tokens: [B, N] int32, a token for every draft node; where not valid, any token below the vocabulary size.
+      valid: [B, N] bool, the nodes that a row really drafted (a row may draft nothing). A node counts as valid only if
+        its parent does.
+      parent_log_probs: [B, P, V], log q at every node that has children, after temperature and filters and in the dtype
+        it was drawn with; None where all children are deterministic.
+      tree: topology.
+      laws: a law for every draft node (N).
+    """
+
+    tokens: jax.Array
+    valid: jax.Array
+    parent_log_probs: jax.Array | None
+    tree: DraftTree = flax.struct.field(pytree_node=False)
+    laws: tuple[Law, ...] = flax.struct.field(pytree_node=False)
+
+    def checked(self) -> "Draft":
+        """The draft after shape checks, with nodes behind an invalid parent marked invalid."""
+        batch, num_nodes = self.tokens.shape
+        if num_nodes != self.tree.num_nodes or len(self.laws) != num_nodes:
+            raise ValueError(
+                f"Draft: {num_nodes} tokens and {len(self.laws)} laws for a tree of {self.tree.num_nodes} draft nodes"
+            )
+        chex.assert_shape(self.valid, (batch, num_nodes))
+        if self.parent_log_probs is not None:
+            chex.assert_shape(self.parent_log_probs, (batch, len(self.tree.inner_nodes), None))
+        elif any(law is not Law.DETERMINISTIC for law in self.laws):
+            raise ValueError("Draft: parent_log_probs is None; only deterministic drafts may leave it out")
+        # A valid node's ancestors are all valid.
+        needed = jnp.asarray(self.tree.ancestor_mask[1:, 1:])
+        valid = jnp.all(self.valid[:, None, :] | ~needed[None], axis=-1)
+        return self.replace(valid=valid, tokens=self.tokens.astype(jnp.int32))
+
+    @classmethod
+    def empty(cls, batch: int) -> "Draft":
+        """Nothing drafted: the round is a step of plain decoding.
+
+        Example:
+          >>> Draft.empty(2).tokens.shape
+          (2, 0)
+        """
+        return cls(
+            tokens=jnp.zeros((batch, 0), jnp.int32),
+            valid=jnp.zeros((batch, 0), bool),
+            parent_log_probs=None,
+            tree=DraftTree.chain(0),
+            laws=(),
+        )
+
+
+def count_valid_prefix(valid: jax.Array) -> jax.Array:
+    """[B] how many leading entries of ``valid`` [B, N] are true.
+
+    Example:
+      >>> count_valid_prefix(jnp.array([[True, True, False, True], [False, True, True, True]])).tolist()
+      [2, 0]
+    """
+    return jnp.sum(jnp.cumprod(valid.astype(jnp.int32), axis=1), axis=1)

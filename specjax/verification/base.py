@@ -1,0 +1,81 @@
+"""What a verification rule is, and how a round finds one by name."""
+
+from typing import Protocol
+
+import chex
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from specjax.choices import Choices
+from specjax.tree import ROOT, Draft, DraftTree, Law
+
+CHAIN = "chain"
+TREE = "tree"
+
+
+@flax.struct.dataclass
+class Verdict:
+    """What a rule decided for each row.
+
+    Attributes:
+      path: [B, depth] int32, the accepted draft nodes from the root's child downwards; ``ROOT`` behind the last.
+      num_accepted: [B] int32, length of the path.
+      next_token: [B] int32, the correction token (after a rejection) or the bonus token (after full acceptance).
+    """
+
+    path: jax.Array
+    num_accepted: jax.Array
+    next_token: jax.Array
+
+
+class Rule(Protocol):
+    """A pure function from draft and target distribution to a verdict. Hashable: a static part of the compiled round.
+
+    Attributes:
+      name: how it is asked for.
+      lossless: whether the target's distribution of whole outputs is left unchanged.
+      seed_stable: whether emitted tokens depend on target, prompt and seed alone.
+      laws: laws of draft tokens that it is right for, the one that it accepts most of first.
+      shapes: ``CHAIN`` or also ``TREE``.
+    """
+
+    name: str
+    lossless: bool
+    seed_stable: bool
+    laws: tuple[Law, ...]
+    shapes: frozenset[str]
+
+    def __call__(self, choices: Choices, draft: Draft, target_log_probs: jax.Array) -> Verdict:
+        """Verifies ``draft`` against ``target_log_probs`` [B, T, V], the target's distribution after every node."""
+        ...
+
+
+def check_fits(rule: Rule, tree: DraftTree, laws: tuple[Law, ...]) -> None:
+    """Raises ValueError if ``rule`` is not right for a draft of this shape and these laws."""
+    shape = CHAIN if tree.is_chain else TREE
+    if shape not in rule.shapes:
+        raise ValueError(f"rule {rule.name!r} takes drafts of shape {sorted(rule.shapes)}; this drafter proposes a {shape}")
+    for law in laws:
+        if law not in rule.laws:
+            accepted = [law.value for law in rule.laws]
+            raise ValueError(f"rule {rule.name!r} is right for the laws {accepted}; this drafter draws {law.value!r}")
+
+
+def check_inputs(draft: Draft, target_log_probs: jax.Array) -> None:
+    """Static shape checks that every rule starts with."""
+    batch, num_nodes = draft.tokens.shape
+    chex.assert_shape(target_log_probs, (batch, num_nodes + 1, None))
+    if draft.parent_log_probs is not None:
+        chex.assert_shape(draft.parent_log_probs, (batch, None, target_log_probs.shape[-1]))
+
+
+def take_node(values: jax.Array, node: jax.Array) -> jax.Array:
+    """[B, ...] the entry of ``values`` [B, T, ...] at each row's ``node`` [B]."""
+    index = node.reshape(node.shape + (1,) * (values.ndim - 1))
+    return jnp.take_along_axis(values, index, axis=1)[:, 0]
+
+
+def no_path(batch: int, depth: int) -> jax.Array:
+    """[B, depth] an empty path."""
+    return jnp.full((batch, depth), ROOT, jnp.int32)

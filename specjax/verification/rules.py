@@ -1,0 +1,58 @@
+"""Rules by name, and the choice of ``rule="auto"``."""
+
+from specjax.tree import DraftTree, Law
+from specjax.verification.base import Rule, check_fits
+from specjax.verification.match_walk import Greedy, Gumbel, Match
+from specjax.verification.rejection import Token
+
+RULES: dict[str, Rule] = {rule.name: rule for rule in (Greedy(), Gumbel(), Match(), Token())}
+"""The rules that are built in."""
+
+
+def choose_rule(rule, tree: DraftTree, law_choices: tuple[Law, ...], greedy: bool, allow_lossy: bool = False):
+    """Finds the rule of a run and the law that the drafter shall draw by.
+
+    Args:
+      rule: a name, ``"auto"``, or a :class:`Rule` object.
+      tree: topology of the drafts.
+      law_choices: laws that the drafter can draw; empty where nothing is drafted.
+      greedy: whether all requests of the run are greedy.
+      allow_lossy: whether a rule that changes the distribution may be used.
+
+    Returns:
+      The rule, and one of ``law_choices`` (``Law.DETERMINISTIC`` where nothing is drafted).
+
+    Raises:
+      ValueError: the name is unknown, the rule does not fit the drafter or the requests, or it is lossy and not allowed.
+
+    Example:
+      >>> rule, law = choose_rule("auto", DraftTree.chain(4), (Law.DETERMINISTIC,), greedy=False)
+      >>> rule.name, law.value
+      ('gumbel', 'deterministic')
+    """
+    if isinstance(rule, str):
+        if rule == "auto":
+            rule = _strongest(tree, law_choices, greedy).name
+        if rule not in RULES:
+            raise ValueError(f"rule is {rule!r}; it must be 'auto' or one of {sorted(RULES)}")
+        rule = RULES[rule]
+    missing = [name for name in ("name", "lossless", "laws", "shapes", "__call__") if not hasattr(rule, name)]
+    if missing:
+        raise ValueError(f"rule is {rule!r}; it must be a name, or have {', '.join(missing)} (see specjax.verification.Rule)")
+    if not rule.lossless and not allow_lossy:
+        raise ValueError(f"rule {rule.name!r} changes the target's distribution; it needs allow_lossy=True")
+    if isinstance(rule, Greedy) and not greedy:
+        raise ValueError("rule 'greedy' needs temperature 0 in every request; another rule samples")
+    if not law_choices:
+        return rule, Law.DETERMINISTIC
+    law = next((law for law in rule.laws if law in law_choices), law_choices[0])
+    check_fits(rule, tree, (law,) * tree.num_nodes)
+    return rule, law
+
+
+def _strongest(tree: DraftTree, law_choices: tuple[Law, ...], greedy: bool) -> Rule:
+    """The lossless rule that accepts most; of equals the seed-stable one."""
+    if greedy or Law.INDEPENDENT not in law_choices or not tree.is_chain:
+        # Deterministic drafts are accepted with probability p(x) by every rule here.
+        return RULES["gumbel"]
+    return RULES["token"]

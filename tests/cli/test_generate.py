@@ -1,0 +1,115 @@
+"""``specjax generate`` on a tiny chat model."""
+
+import io
+import json
+
+import pytest
+
+import specjax
+from specjax.cli.generate import read_prompt
+from specjax.cli.options import CallError
+
+STATS = {
+    "num_drafts",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+    "num_accepted_tokens_per_pos",
+    "draft_acceptance_rate",
+    "mean_acceptance_length",
+}
+
+
+@pytest.fixture
+def generate(specjax_command, chat_model):
+    def call(*arguments):
+        return specjax_command("generate", "--model", chat_model, "--dtype", "float32", "--max-tokens", "12", *arguments)
+
+    return call
+
+
+def standard_input(monkeypatch, data, is_terminal=False):
+    stream = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8")
+    stream.isatty = lambda: is_terminal
+    monkeypatch.setattr("sys.stdin", stream)
+
+
+def expected(chat_model, prompt, **settings):
+    model = specjax.load_model(chat_model, dtype="float32")
+    (completion,) = specjax.generate(model, [prompt], specjax.SamplingParams(max_tokens=12, **settings))
+    return completion
+
+
+def test_json_is_one_document_and_nothing_else(generate):
+    outcome = generate("--prompt", "abcabcabc", "--json", "--seed", "7", "--temperature", "0.8", "--num-speculative-tokens", "3")
+    assert outcome.code == 0, outcome.err
+    document = json.loads(outcome.out)
+    assert set(document) == {"text", "token_ids", "finish_reason", "seed", "stats"}
+    assert document["seed"] == 7
+    assert len(document["token_ids"]) <= 12
+    assert set(document["stats"]) >= STATS
+    assert "float32" in outcome.err
+
+
+def test_text_goes_to_standard_output_alone(generate, chat_model):
+    outcome = generate("--prompt", "abcabcabc", "--temperature", "0")
+    assert outcome.code == 0, outcome.err
+    answer = expected(chat_model, [{"role": "user", "content": "abcabcabc"}], temperature=0)
+    assert outcome.out == answer.text + "\n"
+    assert "float32: asked for" in outcome.err
+    assert "tokens per round" in outcome.err
+
+
+def test_raw_leaves_the_chat_template_out(generate, chat_model):
+    document = json.loads(generate("--prompt", "abcabcabc", "--raw", "--json").out)
+    assert document["token_ids"] == expected(chat_model, "abcabcabc", temperature=0).token_ids
+    assert document["token_ids"] != json.loads(generate("--prompt", "abcabcabc", "--json").out)["token_ids"]
+
+
+def test_drafters_change_nothing_but_the_statistics(generate, chat_model):
+    runs = [
+        json.loads(generate("--prompt", "abcabcabc", "--json", *options).out)
+        for options in (
+            ("--drafter", "none"),
+            ("--drafter", "none", "--num-speculative-tokens", "0"),
+            ("--drafter", "lookup", "--num-speculative-tokens", "0"),
+            ("--drafter", "auto", "--num-speculative-tokens", "5"),
+            ("--drafter", f"draft={chat_model}", "--num-speculative-tokens", "2"),
+        )
+    ]
+    assert len({json.dumps(run["token_ids"]) for run in runs}) == 1
+    assert [run["stats"]["num_draft_tokens"] > 0 for run in runs] == [False, False, False, True, True]
+    assert runs[-1]["stats"]["draft_acceptance_rate"] > 0.5  # the model drafts for itself; the budget cuts its last round
+
+
+def test_unknown_rule_is_refused(generate):
+    outcome = generate("--prompt", "abc", "--rule", "no-such-rule")
+    assert outcome.code == 1
+    assert "no-such-rule" in outcome.err.splitlines()[-1]
+
+
+def test_prompt_from_standard_input(generate, monkeypatch):
+    standard_input(monkeypatch, b"abcabcabc\n")
+    piped = generate("--json")
+    assert json.loads(piped.out)["token_ids"] == json.loads(generate("--json", "--prompt", "abcabcabc").out)["token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("data", "text"), [(b"a\n", "a"), (b"a\n\n", "a\n"), ("ä".encode(), "ä"), (b"\n", ""), (b" $x ", " $x ")]
+)
+def test_one_newline_at_the_end_of_standard_input_is_dropped(monkeypatch, data, text):
+    standard_input(monkeypatch, data)
+    assert read_prompt(None) == text
+
+
+def test_a_given_prompt_is_taken_as_it_is(monkeypatch):
+    standard_input(monkeypatch, b"not this")
+    assert read_prompt("x\n") == "x\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "is_terminal", "words"), [(b"", False, "empty"), (b"", True, "--prompt TEXT"), (b"\xff", False, "UTF-8")]
+)
+def test_no_usable_prompt(monkeypatch, data, is_terminal, words):
+    standard_input(monkeypatch, data, is_terminal)
+    with pytest.raises(CallError, match=words):
+        read_prompt(None)

@@ -1,0 +1,45 @@
+"""Settings of all tests, and the models that several of them share.
+
+The settings are made before JAX starts: eight virtual CPU devices, implicit rank promotion is an error, and the compiler
+spends little time on code that runs for milliseconds (compiling tiny models would otherwise be most of the test time).
+"""
+
+import os
+
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+)
+
+import jax
+import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--qwen-path", default=None, help="Qwen2.5-Coder-0.5B-Instruct as .gguf, for its parity test")
+
+
+@pytest.fixture(scope="session")
+def smollm2_path():
+    """The default model's file, fetched into the user's cache if it is not there."""
+    from specjax.checkpoints.download import pull
+
+    return pull("smollm2-135m-instruct")
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_path):
+    """The default model in float32."""
+    import specjax
+
+    return specjax.load_model(str(smollm2_path), dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def qwen_path(request):
+    """The path given with ``--qwen-path``."""
+    path = request.config.getoption("--qwen-path")
+    if path is None:
+        pytest.skip("the file is large and not the default model: give its path with --qwen-path")
+    return path

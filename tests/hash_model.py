@@ -1,0 +1,118 @@
+"""A model whose every logit depends on every token and its position, in whole numbers: exact, and compiled in a moment.
+
+The state after a sequence is ``sum((token + 1) * weight(position)) mod STATES``, and the logits are that row of a table. One
+missing, stale or displaced cache entry leads to another row, and no order of summation matters, so tests can ask for equality.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+import specjax
+from specjax.cache import KVBlock, KVCache
+from specjax.choices import KeyedChoices
+from specjax.decoding import prefill, run_rounds
+from specjax.decoding.generate import Batch
+from specjax.drafters import Context
+from specjax.models.base import ModelOutput
+from specjax.sampling import SamplingArrays
+
+STATES = 997
+WIDTH = 52
+"""Width of the logits; two ids more than the vocabulary."""
+VOCAB = 50
+
+
+def weight(position):
+    return (7 + 101 * position + 13 * position * position) % STATES
+
+
+@dataclasses.dataclass(frozen=True)
+class HashModel:
+    """Parameters are ``{"table": [STATES, width]}``."""
+
+    def apply(self, params, tokens, positions, cache, block_mask):
+        size = tokens.shape[1]
+        mask = jnp.tril(jnp.ones((size, size), bool)) if block_mask is None else block_mask
+        keys, values = tokens[:, None, :, None] + 1, positions[:, None, :, None]
+        own = (keys * weight(values))[:, 0, :, 0]
+        committed = (cache.keys[0] * weight(cache.values[0]))[:, 0, :, 0]
+        visible = jnp.arange(cache.capacity)[None, :] < cache.lengths[:, None]
+        past = jnp.sum(jnp.where(visible, committed, 0), axis=1, keepdims=True)
+        mask = jnp.broadcast_to(mask, (len(tokens), size, size))
+        state = (past + jnp.sum(jnp.where(mask, own[:, None, :], 0), axis=2)) % STATES
+        hidden = state[..., None].astype(params["table"].dtype)
+        return ModelOutput(hidden, hidden[:, :, None], KVBlock((keys,), (values,)))
+
+    def unembed(self, params, hidden):
+        return params["table"][hidden[..., 0].astype(jnp.int32)]
+
+    def init_cache(self, params, batch, capacity):
+        return KVCache.zeros(1, batch, 1, capacity, 1, jnp.int32)
+
+
+def random_table(seed=0, width=WIDTH, scale=2.0):
+    return (scale * np.random.default_rng(seed).normal(size=(STATES, width))).astype(np.float32)
+
+
+def model(table, vocab_size=VOCAB, max_positions=64, **settings):
+    params = {"table": jnp.asarray(table)}
+    return specjax.Model(functions=HashModel(), params=params, vocab_size=vocab_size, max_positions=max_positions, **settings)
+
+
+def states(tokens):
+    """The state after every prefix."""
+    tokens = np.asarray(tokens)
+    return np.cumsum((tokens + 1) * weight(np.arange(len(tokens)))) % STATES
+
+
+def greedy(table, prompt, num_tokens, vocab_size=VOCAB):
+    """Plain greedy decoding in NumPy."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(int(np.argmax(table[states(tokens)[-1], :vocab_size])))
+    return tokens[len(prompt) :]
+
+
+def rejected_at(table, prompt, tokens, wrong):
+    """A draft's table: that of the target, but sure of another token where ``tokens[i]`` with i in ``wrong`` is next."""
+    table = table.copy()
+    before = states([*prompt, *tokens])[len(prompt) - 1 :]
+    for index in wrong:
+        table[before[index], (tokens[index] + 1) % VOCAB] += 1000
+    return table
+
+
+def start(target, prompts, params, drafter=None, rule="gumbel"):
+    """A batch whose prompts are in, and its state, to be driven by hand."""
+    batch = Batch.prepare(target, prompts, params, drafter, rule, allow_lossy=False)
+    program = dataclasses.replace(batch.program, prefill_width=batch.prefill_width)
+    return batch, prefill(program, batch.params, batch.initial_state(), jnp.int32(batch.capacity))
+
+
+def one_round(batch, state):
+    """The next round of ``start``'s batch, by the program that ``generate`` runs."""
+    return run_rounds(batch.program, batch.params, state, jnp.int32(1))
+
+
+def context(histories, params, vocab_size=VOCAB, width=WIDTH, capacity=64):
+    """What a drafter is shown of rows with these committed tokens."""
+    tokens = np.full((len(histories), capacity + 1), 7, np.int32)  # behind the end stands something plausible
+    for row, history in zip(tokens, histories, strict=True):
+        row[: len(history)] = history
+    return Context(
+        tokens=jnp.asarray(tokens),
+        lengths=jnp.asarray([len(history) for history in histories], jnp.int32),
+        sampling=SamplingArrays.stack(params, [p.seed or 0 for p in params]),
+        target_params=(),
+        target_cache=None,
+        vocab_size=vocab_size,
+        logits_width=width,
+        logits_dtype=jnp.dtype(jnp.float32),
+    )
+
+
+def keys(context):
+    """The choices of a round on ``context``."""
+    return KeyedChoices(context.sampling.seeds, context.sampling.completion, context.lengths)

@@ -1,0 +1,189 @@
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.models.config import DecoderConfig, RopeConfig
+from specjax.models.decoder import Decoder, attend, contract, rotate
+
+CONFIG = DecoderConfig(
+    vocab_size=19, num_layers=2, width=12, num_query_heads=6, num_kv_heads=3, head_dim=4, mlp_width=20, max_positions=64,
+    rope=RopeConfig(theta=50.0),
+)  # fmt: skip
+VARIANTS = {
+    "tied": CONFIG,
+    "untied": dataclasses.replace(CONFIG, tied_embedding=False),
+    "biases": dataclasses.replace(CONFIG, qkv_bias=True),
+}
+TOKENS = jnp.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+POSITIONS = jnp.broadcast_to(jnp.arange(5), (2, 5))
+
+
+def run(decoder, params, tokens=TOKENS, positions=POSITIONS, mask=None):
+    return decoder.apply(params, tokens, positions, decoder.init_cache(params, len(tokens), 8), mask)
+
+
+def attention_of_one_token(cache_values, lengths, cache_keys=None, block_value=1.0):
+    """All scores are 0: the mean of the values that are visible. One row, one head, head size 2."""
+    cache_values = jnp.asarray(cache_values, jnp.float32)[None, None, :, None] * jnp.ones(2)
+    cache_keys = jnp.zeros_like(cache_values) if cache_keys is None else cache_keys
+    query = jnp.zeros((1, 1, 1, 1, 2))
+    own = jnp.zeros((1, 1, 1, 2))
+    mask = jnp.ones((1, 1), bool)
+    return attend(query, own, own + block_value, cache_keys, cache_values, jnp.array([lengths]), mask)[0, 0, 0, 0, 0].item()
+
+
+def test_empty_slots_take_no_attention():
+    # One real key with score 0 and value 1, and one slot that was never written: 1, not 1/2.
+    assert attention_of_one_token([0.0], lengths=0) == 1.0
+    # Two real ones, one slot that was never written: 1, not 2/3.
+    assert attention_of_one_token([1.0, 0.0], lengths=1) == 1.0
+
+
+def test_stale_slots_take_no_attention():
+    stale = jnp.full((1, 1, 2, 2), 1e18)
+    assert attention_of_one_token([4.0, 1e30], lengths=1, cache_keys=stale.at[:, :, 0].set(0.0), block_value=2.0) == 3.0
+
+
+def test_tokens_outside_the_mask_are_invisible():
+    decoder = Decoder(CONFIG)
+    params = decoder.init(jax.random.key(0))
+    siblings = jnp.eye(5, dtype=bool).at[:, 0].set(True)
+    alone = run(decoder, params, TOKENS[:, :2], POSITIONS[:, :2]).hidden
+    # A later sibling changes neither the root nor the sibling before it.
+    beside = run(decoder, params, TOKENS, jnp.minimum(POSITIONS, 1), siblings).hidden
+    np.testing.assert_allclose(beside[:, :2], alone, atol=2e-6)
+
+
+def test_rotation_depends_on_distance_alone():
+    frequencies = RopeConfig(theta=50.0).frequencies(8)
+    query, key = jax.random.normal(jax.random.key(0), (2, 1, 1, 8))
+
+    def score(query_position, key_position):
+        turned = [rotate(v[None], jnp.array([[p]]), frequencies) for v, p in ((query, query_position), (key, key_position))]
+        return jnp.sum(turned[0] * turned[1]).item()
+
+    assert score(0, 0) == pytest.approx(jnp.sum(query * key).item(), abs=1e-6)
+    assert score(7, 3) == pytest.approx(score(24, 20), abs=1e-5)
+    assert abs(score(7, 3) - score(7, 4)) > 1e-2
+
+
+def test_rotation_pairs_the_halves():
+    # Frequency 1 turns the pair (0, 2), frequency 0 leaves (1, 3) alone.
+    turned = rotate(jnp.array([[[1.0, 2.0, 3.0, 4.0]]]), jnp.array([[5]]), np.array([1.0, 0.0]))[0, 0]
+    cos, sin = math.cos(5), math.sin(5)
+    np.testing.assert_allclose(turned, [cos - 3 * sin, 2.0, 3 * cos + sin, 4.0], rtol=1e-5)
+
+
+def test_contract_sums_over_the_trailing_axes():
+    inputs, weight = jax.random.normal(jax.random.key(0), (2, 3, 4, 5)), jax.random.normal(jax.random.key(1), (6, 7, 4, 5))
+    np.testing.assert_allclose(contract(inputs, weight), np.einsum("btij,xyij->btxy", inputs, weight), atol=1e-5)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="only the CPU backend is slow for one half-precision row")
+def test_one_half_precision_row_is_computed_as_two():
+    inputs = jax.random.normal(jax.random.key(0), (1, 2, 96)).astype(jnp.bfloat16)
+    weight = jax.random.normal(jax.random.key(1), (64, 96)).astype(jnp.bfloat16)
+    alone = contract(inputs[:, :1], weight)
+    assert alone.shape == (1, 1, 64)
+    assert alone.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(alone, contract(inputs, weight)[:, :1])
+
+    def product_shapes(inputs):
+        jaxpr = jax.make_jaxpr(contract)(inputs, weight.astype(inputs.dtype))
+        return [equation.outvars[0].aval.shape for equation in jaxpr.eqns if equation.primitive.name == "dot_general"]
+
+    assert product_shapes(inputs[:, :1]) == [(1, 2, 64)]
+    assert product_shapes(inputs[:, :1].astype(jnp.float32)) == [(1, 1, 64)]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_parameter_has_logical_axes(variant):
+    decoder = Decoder(VARIANTS[variant])
+    shapes, axes = decoder.abstract_params(), decoder.logical_axes()
+    assert jax.tree.structure(shapes) == jax.tree.structure(axes)
+    sizes = {}
+    for shape, names in zip(jax.tree.leaves(shapes), jax.tree.leaves(axes), strict=True):
+        assert len(names) == shape.ndim
+        assert all(isinstance(name, str) for name in names)
+        for name, size in zip(names, shape.shape, strict=True):
+            sizes.setdefault(name, set()).add(size)
+    # One name, one kind of axis; "group" counts the query heads, and in the fused projection the key and the value too.
+    assert sizes == {
+        "vocab": {19}, "embed": {12}, "kv_heads": {3}, "group": {2, 4}, "head_dim": {4}, "mlp": {20}, "gate_up": {2},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_parameters_are_the_described_ones(variant):
+    config = VARIANTS[variant]
+    shapes = jax.tree.map(lambda leaf: leaf.shape, Decoder(config).abstract_params(), is_leaf=lambda leaf: hasattr(leaf, "shape"))
+    layer = {
+        "attention_norm": {"scale": (12,)},
+        "attention": {"qkv": (3, 4, 4, 12), "out": (12, 3, 2, 4)} | ({"qkv_bias": (3, 4, 4)} if config.qkv_bias else {}),
+        "mlp_norm": {"scale": (12,)},
+        "mlp": {"gate_up": (2, 20, 12), "down": (12, 20)},
+    }
+    expected = {"embedding": (19, 12), "layers": {0: layer, 1: layer}, "final_norm": {"scale": (12,)}}
+    assert shapes == expected | ({} if config.tied_embedding else {"unembedding": (19, 12)})
+
+
+def test_features_are_the_layers_asked_for():
+    params = Decoder(CONFIG).init(jax.random.key(0))
+    output = run(Decoder(CONFIG, feature_layers=(2, 0, 1)), params)
+    assert output.features.shape == (2, 5, 3, 12)
+    np.testing.assert_array_equal(output.features[:, :, 0], output.hidden)
+    np.testing.assert_array_equal(output.features[:, :, 1], params["embedding"][TOKENS])
+    # The output of layer 1 is what a decoder of one layer has before its final norm (whose scale is 1 here).
+    shallow = run(Decoder(dataclasses.replace(CONFIG, num_layers=1)), params | {"layers": {0: params["layers"][0]}}).hidden
+    stream = np.asarray(output.features[:, :, 2])
+    np.testing.assert_allclose(stream / np.sqrt((stream**2).mean(-1, keepdims=True) + CONFIG.norm_eps), shallow, atol=1e-5)
+
+
+def test_no_features_unless_asked_for():
+    decoder = Decoder(CONFIG)
+    assert run(decoder, decoder.init(jax.random.key(0))).features.shape == (2, 5, 0, 12)
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_feature_layers_exist(index):
+    with pytest.raises(ValueError, match=rf"feature_layers holds {index}; a layer is between 0 \(the embedding\) and 2"):
+        Decoder(CONFIG, feature_layers=(0, index))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_half_precision_gives_float32_logits(variant):
+    decoder = Decoder(VARIANTS[variant])
+    params = decoder.init(jax.random.key(0))
+    half = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), params, decoder.abstract_params(jnp.bfloat16))
+    output, exact = run(decoder, half), run(decoder, params)
+    assert output.hidden.dtype == output.block.keys[0].dtype == jnp.bfloat16
+    logits = decoder.unembed(half, output.hidden)
+    assert logits.dtype == jnp.float32
+    np.testing.assert_allclose(logits, decoder.unembed(params, exact.hidden), atol=0.15)
+
+
+def test_untied_logits_come_from_the_output_matrix():
+    decoder = Decoder(VARIANTS["untied"])
+    params = decoder.init(jax.random.key(0))
+    hidden = jnp.eye(12)[None]
+    np.testing.assert_array_equal(decoder.unembed(params, hidden)[0], params["unembedding"].T)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "positions", "mask"),
+    [
+        (TOKENS[0], POSITIONS, None),
+        (TOKENS, POSITIONS[:, :4], None),
+        (TOKENS, POSITIONS, jnp.ones((4, 4), bool)),
+        (TOKENS, POSITIONS, jnp.ones((5, 4), bool)),
+    ],
+)
+def test_shapes_are_checked(tokens, positions, mask):
+    decoder = Decoder(CONFIG)
+    params = decoder.init(jax.random.key(0))
+    with pytest.raises(AssertionError):
+        decoder.apply(params, tokens, positions, decoder.init_cache(params, 2, 8), mask)
