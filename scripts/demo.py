@@ -13,16 +13,19 @@ import sys
 from rich.console import Console
 
 import specjax
-from specjax.cli.report import print_comparison, print_header
+from specjax.checkpoints.download import DownloadError
+from specjax.cli.report import print_comparison, print_header, print_text
+from specjax.decoding import propose_seconds
 
 console = Console(highlight=False)
 
 ORDINARY = "Why is the sky blue? Explain it to a child."
-REPEATING = """Repeat the following text word for word.
+REPEATING = """Correct the spelling in this text and write the whole text again.
 
-The lighthouse keeper climbed the ninety-nine steps at dusk, lit the lamp, and wrote one line into the log: "Wind from the west,
-two fishing boats, no moon." At dawn the lighthouse keeper climbed the ninety-nine steps again, put out the lamp, and wrote one
-line into the log: "Wind from the west, no fishing boats, rain." """
+The old harbor master kept two books. In one he wrote every ship that came in, with its captain and its cargo. In the other he
+wrote the weather, the price of rope, and what the gulls were doing. When he retired, the town found that only the second book was
+useful."""
+DRAFT_LENGTH = 8
 
 
 def main() -> int:
@@ -33,6 +36,7 @@ def main() -> int:
     arguments = parser.parse_args()
 
     try:
+        (arguments.prompt or "").encode()  # bytes that are no UTF-8 come from the shell as lone surrogates
         model = specjax.load_model(arguments.model)
         print_header(model, console)
         if arguments.prompt is None:
@@ -40,7 +44,7 @@ def main() -> int:
             answer(model, REPEATING, arguments.max_tokens, "A prompt whose answer repeats it")
         else:
             answer(model, arguments.prompt, arguments.max_tokens, "Your prompt")
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, DownloadError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     return 0
@@ -51,14 +55,12 @@ def answer(model, prompt, max_tokens, title):
     print(f"\n=== {title} ===\n{prompt.strip()}")
     messages = [{"role": "user", "content": prompt}]
     params = specjax.SamplingParams(temperature=0, max_tokens=max_tokens)
+    lookup = specjax.drafters.prompt_lookup(num_speculative_tokens=DRAFT_LENGTH)
     completions = []
-    for name, drafter in (("plain decoding", None), ("prompt lookup", specjax.drafters.prompt_lookup())):
+    for name, drafter in (("plain decoding", None), ("speculative decoding with prompt lookup", lookup)):
         print(f"\n--- {name} ---")
-        for piece in specjax.stream(model, messages, params, drafter=drafter):
-            print(piece.text, end="", flush=True)
-        print(flush=True)
-        completions.append(piece.completion)
-    print_comparison(*completions, console)
+        completions.append(print_text(specjax.stream(model, messages, params, drafter=drafter), console))
+    print_comparison(*completions, DRAFT_LENGTH, propose_seconds(model, messages, params, lookup), console)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,8 @@ CODE = '''def moving_average(values, window):
 assert moving_average([1, 2, 3, 4], 2) == [1.5, 2.5, 3.5]
 '''
 
-PROSE = """The lighthouse keeper wrote everything down. At 04:10 the fog came in from the north-west; at 05:25 it was so thick that
+PROSE = """\
+The lighthouse keeper wrote everything down. At 04:10 the fog came in from the north-west; at 05:25 it was so thick that
 the lamp lit nothing but itself. She counted the seconds between two blasts of the horn (thirty, as always), filled the kettle,
 and waited for the post boat, which was due on the 17th and had already been late twice that winter.
 
@@ -102,9 +103,11 @@ HARD_TEXTS = [
     "\u4f60\u597d\uff0c\u4e16\u754c\uff01\u3053\u3093\u306b\u3061\u306f\u3001\u30ab\u30bf\u30ab\u30ca\u3002"
     "\uc548\ub155\ud558\uc138\uc694 \u6f22\u5b57123\u5e74 \U00020000\U0002a6d6",
     "\uff21\uff22\uff23\uff11\uff12\uff13 \uff76\uff9e \ufb01 \u212b \u2126 \ufa0e \uf900",
-    "\u0645\u0631\u062d\u0628\u0627 \u0628\u0627\u0644\u0639\u0627\u0644\u0645 \u0643\u0650\u062a\u064e\u0627\u0628\u064c \u200f123\u200e",
+    "\u0645\u0631\u062d\u0628\u0627 \u0628\u0627\u0644\u0639\u0627\u0644\u0645"
+    " \u0643\u0650\u062a\u064e\u0627\u0628\u064c \u200f123\u200e",
     "\u05e9\u05c1\u05b8\u05dc\u05d5\u05b9\u05dd \u05e2\u05d5\u05dc\u05dd",
-    "\u0928\u092e\u0938\u094d\u0924\u0947 \u0926\u0941\u0928\u093f\u092f\u093e \u0915\u094d\u0937 \u091c\u094d\u091e \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35",
+    "\u0928\u092e\u0938\u094d\u0924\u0947 \u0926\u0941\u0928\u093f\u092f\u093e"
+    " \u0915\u094d\u0937 \u091c\u094d\u091e \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35",
     "na\u00efve caf\u00e9 \u00c5ngstr\u00f6m \u1ec7 \ud55c\uae00",
     "nai\u0308ve cafe\u0301 A\u030angstro\u0308m e\u0323\u0302 e\u0302\u0323 \u1112\u1161\u11ab\u1100\u1173\u11af",
     "Z\u0351\u036b\u0343\u036aa\u0300\u0301\u0302\u0303l\u0334\u0335g\u0321\u0322o\u0489 q\u0307\u0323 \u0344 \u0958",
@@ -119,7 +122,8 @@ HARD_TEXTS = [
     "don't\n  \n   indent\n \t \n",
     "!!!??!?... ---- ==== //// \\\\\\\\ #### $$$ ^^^ ~~~ ``` ((())) [[]] {{}} <<>> ;;:: |&|",
     "\u03b1\u03b2\u03b3 \u041f\u0440\u0438\u0432\u0435\u0442 \u0130stanbul \u0131 \u1e9e\u00df \u01c5 \u10d0\u10d1 \u0561\u0562",
-    "\u2200x\u2208\u211d: \u2308x\u2309 \u2260 \u00acx \u222b\u2080\u00b9 \u221ax dx \u2248 \U0001d465\U0001d7d9 \u20ac5 \u00a36 \u20bf",
+    "\u2200x\u2208\u211d: \u2308x\u2309 \u2260 \u00acx \u222b\u2080\u00b9 \u221ax dx \u2248"
+    " \U0001d465\U0001d7d9 \u20ac5 \u00a36 \u20bf",
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
     "CamelCaseIdentifier snake_case_identifier SCREAMING_CASE kebab-case x1y2z3 _private __dunder__",
     "".join(map(chr, range(0x20, 0x250))),
@@ -204,7 +208,9 @@ def golden_values(model, sequences, all_tokens=False):
             key: float(f"{(rounded[key].double() - value).abs().max().item():.3g}") for key, value in exact.items()
         }
         agree = (rounded_logits[name].argmax(dim=-1) == ids[:, 0]).all().item()
-        print(f"  {name}: {len(token_ids)} tokens, float32 error {record['float32_error']}, top-1 {'same' if agree else 'DIFFERS'}")
+        print(
+            f"  {name}: {len(token_ids)} tokens, float32 error {record['float32_error']}, top-1 {'same' if agree else 'DIFFERS'}"
+        )
         records.append(record)
     return records
 
@@ -235,10 +241,11 @@ def write_json(path, value):
 
 def tiny_configs():
     """Small, with every size different, so that no axis can be mistaken for another; no value is a default."""
-    sizes = dict(
-        vocab_size=120, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, max_position_embeddings=256, rms_norm_eps=3e-5, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
+    sizes = {
+        "vocab_size": 120, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "rms_norm_eps": 3e-5,
+        "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
     # Wavelengths 6.3, 14, 30, ... of eight pairs: one above 48/4 turns, two between, five below 48/1.
     scaling = {
         "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -308,7 +315,9 @@ def reference_tokenizer(path, name):
     converted = tokenizers.Tokenizer.from_str(backend.to_str())
     if name.startswith("smollm2"):
         digits = pre_tokenizers.Digits(individual_digits=True)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+        )
         note = "pre-tokenizer Digits(individual) then ByteLevel; transformers' GGUF conversion has ByteLevel alone"
     else:
         backend.normalizer = normalizers.NFC()

@@ -6,7 +6,7 @@ with nothing drafted is 0.0.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -26,6 +26,9 @@ class Stats:
       prefill_seconds: time of the prompt passes of the batch that the request ran in.
       decode_seconds: time of its rounds, compilation apart.
       compile_seconds: time of compilation before them.
+      plain_round_seconds: median time of a round that drafted nothing; None where rounds were not timed one by one, or none was
+        of this kind.
+      drafting_round_seconds: median time of a round that drafted something, likewise.
 
     Example:
       >>> stats = Stats(num_drafts=4, num_draft_tokens=16, num_accepted_tokens=8, num_accepted_tokens_per_pos=(4, 2, 1, 1),
@@ -46,6 +49,8 @@ class Stats:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     compile_seconds: float = 0.0
+    plain_round_seconds: float | None = None
+    drafting_round_seconds: float | None = None
 
     @property
     def draft_acceptance_rate(self) -> float:
@@ -142,46 +147,19 @@ def predicted_speedup(acceptance: float, num_draft: int, draft_cost: float, veri
     return expected_tokens(acceptance, num_draft) / (num_draft * draft_cost + verify_cost)
 
 
-@dataclasses.dataclass(frozen=True)
-class Costs:
-    """Measured seconds of the parts of a round.
-
-    Attributes:
-      plain: a plain step of the target.
-      verify: a verify pass over the root and all draft nodes.
-      propose: a whole proposal.
-      num_draft: draft nodes of it.
-    """
-
-    plain: float
-    verify: float
-    propose: float
-    num_draft: int
-
-    @property
-    def draft_cost(self) -> float:
-        """c, the time of one draft token over that of a plain step."""
-        return self.propose / self.num_draft / self.plain if self.num_draft else 0.0
-
-    @property
-    def verify_cost(self) -> float:
-        """The time of a verify pass over that of a plain step."""
-        return self.verify / self.plain
-
-
-def explain(plain: Stats, speculative: Stats, costs: Costs | None = None) -> Sequence[str]:
+def explain(plain: Stats, speculative: Stats, num_draft: int = 0, propose_seconds: float | None = None) -> list[str]:
     """Plain sentences on what speculation gained or lost, and why.
 
     Args:
-      plain: statistics without speculation.
+      plain: statistics without speculation, its rounds timed one by one.
       speculative: statistics with it, same prompt and settings.
-      costs: measured parts of a round, if known.
+      num_draft: K, draft tokens per round.
+      propose_seconds: measured time of one proposal (``specjax.decoding.propose_seconds``); None: not measured.
     """
     speedup = speculative.tokens_per_second / plain.tokens_per_second if plain.tokens_per_second else 0.0
-    length = speculative.mean_acceptance_length
     lines = [
         f"{speculative.num_draft_tokens} tokens were drafted and {speculative.num_accepted_tokens} accepted "
-        f"({speculative.draft_acceptance_rate:.0%}); a round emitted {length:.2f} tokens.",
+        f"({speculative.draft_acceptance_rate:.0%}); a round emitted {speculative.mean_acceptance_length:.2f} tokens.",
         f"Measured speedup {speedup:.2f} ({speculative.tokens_per_second:.1f} over {plain.tokens_per_second:.1f} tokens/s).",
     ]
     if speculative.overlap is not None:
@@ -189,29 +167,32 @@ def explain(plain: Stats, speculative: Stats, costs: Costs | None = None) -> Seq
             f"Draft and target distributions overlap by {speculative.overlap:.2f} where a token was tested; "
             f"{speculative.tested_acceptance_rate:.2f} of the tested tokens were accepted."
         )
-    if costs is not None and costs.num_draft and speculative.num_drafts:
-        # Rounds without a match draft nothing; the formula is about rounds that do.
-        drafted = min(costs.num_draft, speculative.num_draft_tokens / speculative.num_drafts)
+    step, drafting = plain.plain_round_seconds, speculative.drafting_round_seconds
+    if num_draft and propose_seconds is not None and step and drafting:
         acceptance = speculative.tested_acceptance_rate
-        published = predicted_speedup(acceptance, costs.num_draft, costs.draft_cost)
-        measured = predicted_speedup(acceptance, costs.num_draft, costs.draft_cost, costs.verify_cost)
+        draft_cost = propose_seconds / num_draft / step
+        verify_cost = max(drafting - propose_seconds, 0.0) / step
+        published = predicted_speedup(acceptance, num_draft, draft_cost)
+        measured = predicted_speedup(acceptance, num_draft, draft_cost, verify_cost)
         lines.append(
-            f"The published formula predicts {published:.2f} if every round drafts {costs.num_draft} tokens, {acceptance:.0%} of "
-            f"the tested ones pass and verifying costs one plain step; with the measured verify pass ({costs.verify_cost:.2f} "
-            f"plain steps) {measured:.2f}. On average {drafted:.1f} tokens were drafted per round."
+            f"Drafting a token costs {draft_cost:.3f} of a plain step (of {step * 1e3:.0f} ms), verifying {num_draft} costs "
+            f"{verify_cost:.2f}. With {acceptance:.0%} of the tested tokens accepted the published formula, which counts verifying "
+            f"as one plain step, predicts a speedup of {published:.2f} for rounds that draft {num_draft}; with the measured "
+            f"verify pass it is {measured:.2f}."
         )
     if speedup < 1:
-        lines.append(_why_lost(speculative, costs))
+        lines.append(_why_lost(speculative, step, drafting))
     return lines
 
 
-def _why_lost(speculative: Stats, costs: Costs | None) -> str:
+def _why_lost(speculative: Stats, step: float | None, drafting: float | None) -> str:
     if not speculative.num_draft_tokens:
-        return "Speculation did not gain anything: nothing was drafted, so every round was a plain step with a search before it."
-    words = f"Speculation lost here: a round emitted only {speculative.mean_acceptance_length:.2f} tokens"
-    if costs is None:
-        return words + ", fewer than a verify pass and the drafting cost in plain steps. Draft less, or not at all."
-    price = costs.verify_cost + costs.propose / costs.plain
-    return words + (
-        f", while a round that drafts costs {price:.2f} plain steps. Use fewer draft tokens, or none, for text like this."
+        return "Speculation gained nothing: nothing was drafted, so every round was a plain step with a search before it."
+    length = speculative.mean_acceptance_length
+    if not step or not drafting:
+        price = "fewer than a verify pass and the drafting cost in plain steps"
+    else:
+        price = f"while a round that drafts costs {drafting / step:.2f} plain steps"
+    return (
+        f"Speculation lost here: a round emitted only {length:.2f} tokens, {price}. Fewer draft tokens, or none, suit such text."
     )

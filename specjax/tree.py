@@ -251,4 +251,4 @@ def count_valid_prefix(valid: jax.Array) -> jax.Array:
       >>> count_valid_prefix(jnp.array([[True, True, False, True], [False, True, True, True]])).tolist()
       [2, 0]
     """
-    return jnp.sum(jnp.cumprod(valid.astype(jnp.int32), axis=1), axis=1)
+    return jnp.sum(jnp.cumprod(valid.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)

@@ -18,7 +18,7 @@ from specjax.drafters import Context
 from specjax.models.base import ModelOutput
 from specjax.sampling import SamplingArrays
 
-STATES = 997
+STATES = 9973
 WIDTH = 52
 """Width of the logits; two ids more than the vocabulary."""
 VOCAB = 50

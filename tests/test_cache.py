@@ -16,7 +16,9 @@ def numbered(kind, batch, tokens, start=0):
 
 def filled(batch, capacity, lengths):
     cache = KVCache(
-        keys=numbered(jnp.asarray, batch, capacity), values=numbered(jnp.asarray, batch, capacity, 10_000), lengths=jnp.array(lengths)
+        keys=numbered(jnp.asarray, batch, capacity),
+        values=numbered(jnp.asarray, batch, capacity, 10_000),
+        lengths=jnp.array(lengths),
     )
     assert cache.capacity == capacity
     return cache

@@ -20,7 +20,7 @@ import numpy as np
 from specjax.certificates.enumerator import CHUNK, Branches, EnumeratingChoices, branch_out, production_key
 from specjax.certificates.tiny import table_model
 from specjax.decoding.round import Round
-from specjax.decoding.state import NO_TOKEN, Counters, Finish
+from specjax.decoding.state import NO_TOKEN, Finish
 from specjax.drafters.base import bind
 from specjax.drafters.draft_model import draft_model
 from specjax.models.loaded import Model
@@ -306,8 +306,7 @@ def _compare(branches: Branches, starts, laws, noise, rounds) -> Certificate:
 def _differs(found, plain: tuple[int, ...]):
     """Probability of an output that plain decoding does not emit, and the shortest such."""
     wrong = [(output, probability) for output, probability in found if output != plain[: len(output)]]
-    # An output that never comes is as wrong as one that should not come.
-    share = max(sum(probability for _, probability in wrong), abs(1 - sum(probability for _, probability in found)))
+    share = float(sum(probability for _, probability in wrong))
     if not wrong:
         return share, None
     output, probability = min(wrong, key=lambda pair: (len(pair[0]), pair[0]))

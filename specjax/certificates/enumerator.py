@@ -88,11 +88,11 @@ class EnumeratingChoices:
         """See :meth:`specjax.choices.Choices.bernoulli`."""
 
         def coins(node, probability):
-            true = np.clip(np.nan_to_num(probability.astype(np.float64)), 0, 1)
-            nodes = np.broadcast_to(node, true.shape).reshape(len(true), -1)
-            true = true.reshape(len(true), -1)
-            columns = [self._draw(stream, nodes[:, i], np.stack([1 - true[:, i], true[:, i]], axis=1)) for i in range(true.shape[1])]
-            return (np.stack(columns, axis=1) == 1).reshape(probability.shape)
+            true = np.clip(np.nan_to_num(probability.astype(np.float64)), 0, 1).reshape(len(probability), -1)
+            nodes = np.broadcast_to(node, probability.shape).reshape(true.shape)
+            columns = zip(nodes.T, true.T, strict=True)
+            coins = [self._draw(stream, nodes, np.stack([1 - true, true], axis=1)) == 1 for nodes, true in columns]
+            return np.stack(coins, axis=1).reshape(probability.shape)
 
         return self._on_host(coins, probability.shape, bool, node, probability)
 

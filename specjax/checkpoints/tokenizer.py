@@ -124,6 +124,10 @@ class Tokenizer:
         """
         return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
 
+    def check_same(self, draft: "Tokenizer") -> None:
+        """Raises a ValueError unless every id means the same in ``draft``; see :func:`compare_tokenizers`."""
+        compare_tokenizers(self, draft)
+
 
 def surround(backend: tokenizers.Tokenizer, bos_token: str | None, eos_token: str | None) -> None:
     """Makes ``encode`` put ``bos_token`` before and ``eos_token`` behind a text; None: nothing there."""

@@ -44,7 +44,7 @@ def generate(
     text = read_prompt(prompt)
 
     import specjax
-    from specjax.cli.report import print_header, print_statistics
+    from specjax.cli.report import print_header, print_statistics, print_text
 
     try:
         params = specjax.SamplingParams(
@@ -77,10 +77,7 @@ def generate(
             )
         )
         return
-    for piece in specjax.stream(target, asked, params, **run):
-        print(piece.text, end="", flush=True)
-    print(flush=True)
-    print_statistics(piece.completion)
+    print_statistics(print_text(specjax.stream(target, asked, params, **run)))
 
 
 def read_prompt(prompt: str | None) -> str:

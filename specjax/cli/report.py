@@ -16,6 +16,17 @@ def print_header(model, console: Console = STANDARD_ERROR) -> None:
     console.print(f"{model.name} on {device.platform} ({device.device_kind}), {model.dtype}: {model.dtype_reason}", markup=False)
 
 
+def print_text(pieces, console: Console = STANDARD_ERROR):
+    """Prints a stream's text on standard output as it comes, and returns the completion. ``console`` shows the wait before."""
+    pieces = iter(pieces)
+    with console.status("compiling, and reading the prompt"):
+        first = next(pieces)
+    for piece in itertools.chain([first], pieces):
+        print(piece.text, end="", flush=True)
+    print(flush=True)
+    return piece.completion
+
+
 def print_statistics(completion, console: Console = STANDARD_ERROR) -> None:
     """A table of one completion's statistics."""
     stats = completion.stats
@@ -37,8 +48,16 @@ def print_statistics(completion, console: Console = STANDARD_ERROR) -> None:
     console.print(table)
 
 
-def print_comparison(plain, speculative, console: Console = STANDARD_ERROR) -> None:
-    """Two completions of one prompt, without and with speculation: figures side by side, then in words."""
+def print_comparison(plain, speculative, num_draft: int, propose_seconds: float, console: Console = STANDARD_ERROR) -> None:
+    """Two completions of one prompt, without and with speculation: figures side by side, then in words.
+
+    Args:
+      plain: the completion without.
+      speculative: the completion with.
+      num_draft: K.
+      propose_seconds: measured time of one proposal.
+      console: where to.
+    """
     from specjax.statistics import explain
 
     table = Table("", "plain", "speculative")
@@ -54,7 +73,7 @@ def print_comparison(plain, speculative, console: Console = STANDARD_ERROR) -> N
     console.print(table)
     console.print(f"Accepted by position in the draft: {_by_position(speculative.stats)}")
     console.print(_same_tokens(plain.token_ids, speculative.token_ids))
-    for line in explain(plain.stats, speculative.stats):
+    for line in explain(plain.stats, speculative.stats, num_draft, propose_seconds):
         console.print(line)
 
 

@@ -1,5 +1,6 @@
 """The compiled round, the device loop around it, and generation from prompts."""
 
+from specjax.decoding.costs import propose_seconds
 from specjax.decoding.generate import Completion, Piece, generate, stream
 from specjax.decoding.round import Round, prefill, run_rounds
 from specjax.decoding.state import DecodingState, DispatchInfo, Finish, RoundInfo
@@ -14,6 +15,7 @@ __all__ = [
     "RoundInfo",
     "generate",
     "prefill",
+    "propose_seconds",
     "run_rounds",
     "stream",
 ]

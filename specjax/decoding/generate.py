@@ -1,7 +1,9 @@
 """Generation from prompts: the host's part around the compiled round."""
 
 import dataclasses
+import functools
 import secrets
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -155,6 +157,7 @@ class Batch:
         self._emitted: list[list[int]] = [[] for _ in self.prompts]
         self._finish = np.zeros(len(self.prompts), int)
         self._counters = None
+        self._round_seconds: list[tuple[float, int]] = []
         self._seconds = {"prefill_seconds": 0.0, "decode_seconds": 0.0, "compile_seconds": 0.0}
 
     @classmethod
@@ -232,9 +235,13 @@ class Batch:
             state = jax.block_until_ready(prefill(program, self.params, state, chunks))
         self._finish = np.asarray(info.finish)
         while np.any(self._finish == Finish.RUNNING):
-            with self._timed("decode_seconds"):
-                state, info = run_rounds(self.program, self.params, state, rounds)
-                info = jax.device_get(info)
+            start = time.perf_counter()
+            state, info = run_rounds(self.program, self.params, state, rounds)
+            info = jax.device_get(info)
+            seconds = time.perf_counter() - start
+            self._seconds["decode_seconds"] += seconds
+            if info.rounds == 1:
+                self._round_seconds.append((seconds, int(info.drafted[0])))
             self._finish = info.finish
             news = [row[row != NO_TOKEN].tolist() for row in info.tokens]
             for emitted, new in zip(self._emitted, news, strict=True):
@@ -266,6 +273,8 @@ class Batch:
             num_tokens=len(token_ids),
             num_tested=int(counters.num_tested[index]),
             overlap_sum=float(counters.overlap[index]) if knows_overlap else None,
+            plain_round_seconds=self._median_round(drafting=False),
+            drafting_round_seconds=self._median_round(drafting=True),
             **self._seconds,
         )
         return Completion(
@@ -276,6 +285,11 @@ class Batch:
             seed=self.seeds[index],
             stats=stats,
         )
+
+    def _median_round(self, drafting: bool) -> float | None:
+        """Median seconds of the rounds that were dispatched alone and did (not) draft anything; None without any."""
+        seconds = [seconds for seconds, drafted in self._round_seconds if (drafted > 0) == drafting]
+        return statistics.median(seconds) if seconds else None
 
     def _laws(self):
         law = getattr(self.program.drafter, "law", None)
@@ -295,11 +309,9 @@ class _Timer:
         self._seconds[self._name] += time.perf_counter() - self._start
 
 
-def _initial_state_uncompiled(program, params, *arrays):
+@functools.partial(jax.jit, static_argnames="program")
+def _initial_state(program: Round, params, *arrays) -> DecodingState:
     return program.init(params, *arrays)
-
-
-_initial_state = jax.jit(_initial_state_uncompiled, static_argnums=0)
 
 
 def round_capacity(needed: int) -> int:

@@ -92,7 +92,9 @@ class Round:
         places = start[:, None] + jnp.arange(self.prefill_width)[None, :]
         output = self.target.apply(target_params, _gather(state.tokens, places), places, state.cache, None)
         nodes = jnp.broadcast_to(jnp.arange(self.prefill_width), places.shape)
-        cache = state.cache.commit(output.block, nodes, counts)
+        # The pass has read the cache before it is written to: the compiler needs no copy of it.
+        output, cache = jax.lax.optimization_barrier((output, state.cache))
+        cache = cache.commit(output.block, nodes, counts)
         # The drafter also sees the token after the chunk, whose feature this pass has just made, and at the very first
         # call the token at position 0, which no feature comes before.
         places = state.observed[:, None] + jnp.arange(self.prefill_width + 1)[None, :]
@@ -105,6 +107,19 @@ class Round:
         )
         return state.replace(cache=cache, drafter=drafter, observed=observed)
 
+    def context(self, params, state: DecodingState) -> Context:
+        """What the drafter may read of ``state``."""
+        return Context(
+            tokens=state.tokens,
+            lengths=state.lengths,
+            sampling=state.sampling,
+            target_params=params[0],
+            target_cache=state.cache,
+            vocab_size=self.vocab_size,
+            logits_width=self.logits_width,
+            logits_dtype=self.logits_dtype,
+        )
+
     def step(self, params, state: DecodingState, choices: Choices | None = None) -> tuple[DecodingState, RoundInfo]:
         """One round.
 
@@ -116,16 +131,7 @@ class Round:
         target_params, drafter_params = params
         if choices is None:
             choices = KeyedChoices(state.sampling.seeds, state.sampling.completion, state.lengths)
-        context = Context(
-            tokens=state.tokens,
-            lengths=state.lengths,
-            sampling=state.sampling,
-            target_params=target_params,
-            target_cache=state.cache,
-            vocab_size=self.vocab_size,
-            logits_width=self.logits_width,
-            logits_dtype=self.logits_dtype,
-        )
+        context = self.context(params, state)
         # A round emits one token more than it accepts: never draft what the budget cannot hold.
         room = jnp.where(state.running, state.limits - state.lengths - 1, 0)
         num_draft = jnp.clip(room, 0, self.drafter.tree.num_nodes)
@@ -136,9 +142,7 @@ class Round:
         log_probs, features, block = self._verify_pass(target_params, state, draft)
         verdict = self.rule(choices, draft, log_probs)
 
-        path_nodes = jnp.concatenate([jnp.full_like(verdict.path[:, :1], ROOT), verdict.path], axis=1) if (
-            draft.tree.depth
-        ) else jnp.zeros((state.lengths.shape[0], 1), jnp.int32)
+        path_nodes = jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=ROOT)
         emitted = _emitted_tokens(draft, verdict)
         counts, finish = self._ends(state, emitted, verdict, log_probs)
         cache = state.cache.commit(block, path_nodes, counts)
@@ -157,7 +161,8 @@ class Round:
             drafter=drafter,
             counters=_count(state, draft, verdict, log_probs, counts),
         )
-        return state, RoundInfo(jnp.where(place < counts[:, None], emitted, NO_TOKEN), counts)
+        drafted = jnp.sum(draft.valid, dtype=jnp.int32)
+        return state, RoundInfo(jnp.where(place < counts[:, None], emitted, NO_TOKEN), counts, drafted)
 
     def _verify_pass(self, params, state: DecodingState, draft: Draft):
         """Target log-probabilities [B, T, V], features [B, T, F, E] and block of the root and all draft nodes.
@@ -199,24 +204,27 @@ class Round:
         counts = jnp.where(stopped, jnp.argmax(ends, axis=1) + 1, counts)
         full = state.lengths + counts >= state.limits
         finish = jnp.where(stopped, Finish.STOP, jnp.where(broken, Finish.NAN, jnp.where(full, Finish.LENGTH, state.finish)))
-        return counts, jnp.where(state.running, finish, state.finish).astype(jnp.int32)
+        return counts.astype(jnp.int32), jnp.where(state.running, finish, state.finish).astype(jnp.int32)
 
     def run_rounds(self, params, state: DecodingState, num_rounds) -> tuple[DecodingState, DispatchInfo]:
         """Up to ``num_rounds`` (int32, at most ``rounds_per_dispatch``) rounds, fewer if every row finishes."""
         batch, depth = state.lengths.shape[0], self.drafter.tree.depth
         tokens = jnp.full((batch, self.rounds_per_dispatch, depth + 1), NO_TOKEN, jnp.int32)
 
+        drafted = jnp.zeros((self.rounds_per_dispatch,), jnp.int32)
+
         def unfinished(carry):
-            index, state, _ = carry
+            index, state, *_ = carry
             return (index < jnp.minimum(num_rounds, self.rounds_per_dispatch)) & jnp.any(state.running)
 
         def one(carry):
-            index, state, tokens = carry
+            index, state, tokens, drafted = carry
             state, info = self.step(params, state)
-            return index + 1, state, jax.lax.dynamic_update_index_in_dim(tokens, info.tokens, index, axis=1)
+            tokens = jax.lax.dynamic_update_index_in_dim(tokens, info.tokens, index, axis=1)
+            return index + 1, state, tokens, drafted.at[index].set(info.drafted)
 
-        rounds, state, tokens = jax.lax.while_loop(unfinished, one, (jnp.int32(0), state, tokens))
-        return state, DispatchInfo(tokens, state.finish, rounds)
+        rounds, state, tokens, drafted = jax.lax.while_loop(unfinished, one, (jnp.int32(0), state, tokens, drafted))
+        return state, DispatchInfo(tokens, state.finish, rounds, drafted)
 
 
 def _gather(values: jax.Array, places: jax.Array) -> jax.Array:
@@ -260,9 +268,9 @@ def _count(state: DecodingState, draft: Draft, verdict: Verdict, log_probs, coun
         overlap = jnp.sum(jnp.where(tested, common, 0), axis=-1)
     return Counters(
         num_drafts=counters.num_drafts + took_part,
-        num_draft_tokens=counters.num_draft_tokens + jnp.where(took_part, jnp.sum(draft.valid, axis=1), 0),
+        num_draft_tokens=counters.num_draft_tokens + jnp.where(took_part, jnp.sum(draft.valid, axis=1, dtype=jnp.int32), 0),
         num_accepted_tokens_per_pos=counters.num_accepted_tokens_per_pos + by_depth,
-        num_tested=counters.num_tested + jnp.sum(tested, axis=1),
+        num_tested=counters.num_tested + jnp.sum(tested, axis=1, dtype=jnp.int32),
         overlap=counters.overlap + overlap,
     )
 

@@ -96,10 +96,12 @@ class RoundInfo:
     Attributes:
       tokens: [B, depth + 1] int32, emitted tokens; ``NO_TOKEN`` behind the last.
       counts: [B] int32, how many; 0 for rows that had finished.
+      drafted: int32, tokens drafted by all rows together; 0 makes the round a step of plain decoding.
     """
 
     tokens: jax.Array
     counts: jax.Array
+    drafted: jax.Array
 
 
 @flax.struct.dataclass
@@ -110,8 +112,10 @@ class DispatchInfo:
       tokens: [B, R, depth + 1] int32, tokens emitted by each round; ``NO_TOKEN`` fills.
       finish: [B] int32, a :class:`Finish`.
       rounds: int32, rounds that were run.
+      drafted: [R] int32, tokens drafted in each of them.
     """
 
     tokens: jax.Array
     finish: jax.Array
     rounds: jax.Array
+    drafted: jax.Array

@@ -10,8 +10,6 @@ A row that drafted nothing for some rounds simply lacks more entries and catches
 """
 
 import dataclasses
-from typing import Any
-
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -63,7 +61,8 @@ class DraftModel:
     def with_law(self, law):
         """See :meth:`specjax.drafters.Drafter.with_law`."""
         if law not in self.law_choices:
-            raise ValueError(f"draft_model: law is {law.value!r}; a chain is drawn by one of {[c.value for c in self.law_choices]}")
+            known = [choice.value for choice in self.law_choices]
+            raise ValueError(f"draft_model: law is {law.value!r}; a chain is drawn by one of {known}")
         return dataclasses.replace(self, law=law)
 
     def init(self, params, batch, capacity):
@@ -96,6 +95,8 @@ class DraftModel:
         positions = cache.lengths[:, None] + places
         output = self.model.apply(params, tokens, positions, cache, None)
         nodes = jnp.broadcast_to(places, tokens.shape)
+        # The pass has read the cache before it is written to: the compiler needs no copy of it.
+        output, cache = jax.lax.optimization_barrier((output, cache))
         return cache.commit(output.block, nodes, counts), output.hidden
 
     def _feed_history(self, params, cache, context, width, counts):
@@ -147,24 +148,22 @@ class DraftModel:
         cache, hidden = self._feed_history(params, cache, context, STEADY_WIDTH, counts)
         hidden = jnp.take_along_axis(hidden, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)
 
-        longest = jnp.max(num_draft)
-
-        def draw_next(carry):
-            index, cache, hidden, tokens, log_probs = carry
+        def draw(index, hidden, tokens, log_probs):
             row_log_probs = self._log_probs(params, hidden, context)
             token = self._draw(choices, index, row_log_probs)
-            tokens = tokens.at[:, index].set(token)
-            log_probs = log_probs.at[:, index].set(row_log_probs)
+            return tokens.at[:, index].set(token), log_probs.at[:, index].set(row_log_probs)
 
-            def feed(cache, hidden):
-                return self._feed(params, cache, token[:, None], (index + 1 < num_draft).astype(jnp.int32))
+        def feed_and_draw(carry):
+            index, cache, tokens, log_probs = carry
+            newest = jax.lax.dynamic_slice_in_dim(tokens, index - 1, 1, axis=1)
+            cache, hidden = self._feed(params, cache, newest, (index < num_draft).astype(jnp.int32))
+            return index + 1, cache, *draw(index, hidden, tokens, log_probs)
 
-            # The last draft token is not fed: its own continuation is the bonus token, which the target draws.
-            cache, hidden = jax.lax.cond(index + 1 < longest, feed, lambda *same: same, cache, hidden)
-            return index + 1, cache, hidden, tokens, log_probs
-
-        _, cache, _, tokens, log_probs = jax.lax.while_loop(
-            lambda carry: carry[0] < longest, draw_next, (jnp.int32(0), cache, hidden, tokens, log_probs)
+        # The last draft token is not fed: its own continuation is the bonus token, which the target draws.
+        tokens, log_probs = draw(0, hidden, tokens, log_probs)
+        longest = jnp.max(num_draft)
+        _, cache, tokens, log_probs = jax.lax.while_loop(
+            lambda carry: carry[0] < longest, feed_and_draw, (jnp.int32(1), cache, tokens, log_probs)
         )
         return tokens, log_probs, cache
 

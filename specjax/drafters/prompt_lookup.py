@@ -133,7 +133,8 @@ def prompt_lookup(num_speculative_tokens: int = 8, *, prompt_lookup_max: int = 3
     check_num_speculative_tokens(num_speculative_tokens)
     if not 1 <= prompt_lookup_min <= prompt_lookup_max:
         raise ValueError(
-            f"prompt_lookup: prompt_lookup_min is {prompt_lookup_min}; it must be from 1 to prompt_lookup_max ({prompt_lookup_max})"
+            f"prompt_lookup: prompt_lookup_min is {prompt_lookup_min}; it must be from 1 to prompt_lookup_max "
+            f"({prompt_lookup_max})"
         )
     functions = PromptLookup(num_speculative_tokens, prompt_lookup_max, prompt_lookup_min)
     return BoundDrafter(functions, name="prompt_lookup")

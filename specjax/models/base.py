@@ -31,7 +31,9 @@ class ModelFunctions(Protocol):
     like :class:`specjax.cache.KVCache`.
     """
 
-    def apply(self, params: Any, tokens: jax.Array, positions: jax.Array, cache: KVCache, block_mask: jax.Array | None) -> ModelOutput:
+    def apply(
+        self, params: Any, tokens: jax.Array, positions: jax.Array, cache: KVCache, block_mask: jax.Array | None
+    ) -> ModelOutput:
         """One pass; writes nothing.
 
         Args:

@@ -10,6 +10,11 @@ import math
 import numpy as np
 
 
+def _check_positive(owner: str, name: str, value) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{owner}: {name} is {value!r}; it must be positive and finite")
+
+
 @dataclasses.dataclass(frozen=True)
 class Llama3RopeScaling:
     """Frequency-dependent rope scaling of Llama 3.1 and later.
@@ -19,7 +24,7 @@ class Llama3RopeScaling:
 
     Attributes:
       factor: division of the low frequencies.
-      low_freq_factor: see above; at most ``high_freq_factor``.
+      low_freq_factor: see above; below ``high_freq_factor``.
       high_freq_factor: see above.
       original_max_positions: positions the model was trained on before the extension.
     """
@@ -28,6 +33,15 @@ class Llama3RopeScaling:
     low_freq_factor: float
     high_freq_factor: float
     original_max_positions: int
+
+    def __post_init__(self):
+        for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_positions"):
+            _check_positive("Llama3RopeScaling", name, getattr(self, name))
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(
+                f"Llama3RopeScaling: low_freq_factor is {self.low_freq_factor}; it must be below high_freq_factor "
+                f"({self.high_freq_factor})"
+            )
 
     def __call__(self, frequencies: np.ndarray) -> np.ndarray:
         """Scales angular frequencies [D/2] in radians per position."""
@@ -49,8 +63,7 @@ class FrequencyFactors:
 
     def __post_init__(self):
         for index, factor in enumerate(self.factors):
-            if not (math.isfinite(factor) and factor > 0):
-                raise ValueError(f"FrequencyFactors: factors[{index}] is {factor!r}; it must be positive and finite")
+            _check_positive("FrequencyFactors", f"factors[{index}]", factor)
 
     def __call__(self, frequencies: np.ndarray) -> np.ndarray:
         """Scales angular frequencies [D/2] in radians per position.
@@ -75,6 +88,9 @@ class RopeConfig:
 
     theta: float = 10_000.0
     scaling: Llama3RopeScaling | FrequencyFactors | None = None
+
+    def __post_init__(self):
+        _check_positive("RopeConfig", "theta", self.theta)
 
     def frequencies(self, head_dim: int) -> np.ndarray:
         """Angular frequencies [head_dim / 2] in float64, radians per position.
@@ -125,6 +141,7 @@ class DecoderConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"DecoderConfig: {name} is {value!r}; it must be an integer of at least 1")
+        _check_positive("DecoderConfig", "norm_eps", self.norm_eps)
         if self.num_query_heads % self.num_kv_heads:
             raise ValueError(
                 f"DecoderConfig: num_query_heads is {self.num_query_heads}; it must be a multiple of "

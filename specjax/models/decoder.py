@@ -23,13 +23,17 @@ from specjax.models.base import ModelOutput
 from specjax.models.config import DecoderConfig
 
 
-def contract(inputs: jax.Array, weight: jax.Array, dtype=None) -> jax.Array:
-    """``inputs`` [..., *in] times ``weight`` [*out, *in] over as many trailing axes as the weight's input has.
+def exact(dtype) -> lax.Precision | None:
+    """Precision of a product: float32 means float32, also where the hardware would rather multiply in bfloat16."""
+    return lax.Precision.HIGHEST if jnp.dtype(dtype).itemsize >= 4 else None
 
-    The number of input axes is what ``inputs`` has beyond its two leading ones (rows and tokens).
+
+def contract(inputs: jax.Array, weight: jax.Array, num_in: int = 1, dtype=None) -> jax.Array:
+    """``inputs`` [..., *in] times ``weight`` [*out, *in], over their last ``num_in`` axes: [..., *out].
+
+    Accumulated in at least float32; in ``dtype``, which is the inputs' unless given.
     """
-    num_in = inputs.ndim - 2
-    rows, out_shape = inputs.shape[:2], weight.shape[: weight.ndim - num_in]
+    rows, out_shape = inputs.shape[:-num_in], weight.shape[:-num_in]
     # Two plain matrices: XLA's CPU backend transposes a weight of more axes before it multiplies, at ten times the cost.
     inputs = inputs.reshape(math.prod(rows), -1)
     weight = weight.reshape(math.prod(out_shape), -1)
@@ -41,8 +45,7 @@ def contract(inputs: jax.Array, weight: jax.Array, dtype=None) -> jax.Array:
         inputs,
         weight,
         (((1,), (1,)), ((), ())),
-        # float32 means float32, also where the hardware would rather multiply in bfloat16.
-        precision=lax.Precision.HIGHEST if inputs.dtype.itemsize >= 4 else None,
+        precision=exact(inputs.dtype),
         preferred_element_type=dtype or inputs.dtype,
     )
     return outputs[: math.prod(rows)].reshape(rows + out_shape)
@@ -74,12 +77,12 @@ def attend(query, block_keys, block_values, cache_keys, cache_values, lengths, b
       [B, T, K, G, D] in the dtype of the query.
     """
     score_dtype = jnp.promote_types(query.dtype, jnp.float32)
+    product = functools.partial(jnp.einsum, precision=exact(query.dtype), preferred_element_type=score_dtype)
     scale = 1.0 / math.sqrt(query.shape[-1])
     capacity = cache_keys.shape[2]
 
     def scores(keys, mask):
-        products = jnp.einsum("btkgd,bksd->bkgts", query, keys, preferred_element_type=score_dtype)
-        return jnp.where(mask, products * scale, -jnp.inf)
+        return jnp.where(mask, product("btkgd,bksd->bkgts", query, keys) * scale, -jnp.inf)
 
     block_mask = block_mask if block_mask.ndim == 3 else block_mask[None]
     in_cache = (jnp.arange(capacity)[None, :] < lengths[:, None])[:, None, None, None, :]
@@ -92,9 +95,8 @@ def attend(query, block_keys, block_values, cache_keys, cache_values, lengths, b
     total = jnp.sum(cache_weights, -1) + jnp.sum(block_weights, -1)
 
     def mix(weights, values):
-        return jnp.einsum(
-            "bkgts,bksd->btkgd", weights.astype(values.dtype), values, preferred_element_type=score_dtype
-        )
+        # This order of the output, because XLA's CPU backend has no half-precision product that also moves batch axes.
+        return product("bkgts,bksd->bkgtd", weights.astype(values.dtype), values).transpose(0, 3, 1, 2, 4)
 
     mixed = mix(cache_weights, cache_values) + mix(block_weights, block_values)
     return (mixed / total.transpose(0, 3, 1, 2)[..., None]).astype(query.dtype)
@@ -139,7 +141,7 @@ class Attention(nnx.Module):
         query, keys = turned[..., :-1, :], turned[..., -1, :].swapaxes(1, 2)
         values = projected[..., -1, :].swapaxes(1, 2)
         mixed = attend(query, keys, values, cache_keys, cache_values, lengths, block_mask)
-        return contract(mixed, self.out[...]), keys, values
+        return contract(mixed, self.out[...], num_in=3), keys, values
 
 
 class GatedMLP(nnx.Module):
@@ -171,6 +173,12 @@ class Layer(nnx.Module):
         return stream + self.mlp(self.mlp_norm(stream)), keys, values
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _run_layer(graph, state, *inputs):
+    """One layer. Layers of one structure share this trace, which is most of the time that tracing a deep model takes."""
+    return nnx.merge(graph, state)(*inputs)
+
+
 class DecoderModule(nnx.Module):
     """The layers between embedding and logits. Use :class:`Decoder`, which hides the module objects."""
 
@@ -186,8 +194,8 @@ class DecoderModule(nnx.Module):
         shown = {0: stream}
         keys, values = [], []
         for index, layer in enumerate(self.layers):
-            stream, layer_keys, layer_values = layer(
-                stream, positions, cache.keys[index], cache.values[index], cache.lengths, block_mask
+            stream, layer_keys, layer_values = _run_layer(
+                *nnx.split(layer), stream, positions, cache.keys[index], cache.values[index], cache.lengths, block_mask
             )
             keys.append(layer_keys)
             values.append(layer_values)
@@ -275,7 +283,7 @@ class Decoder:
         return self._module(params)(tokens, positions, cache, block_mask, self.feature_layers)
 
     def unembed(self, params, hidden) -> jax.Array:
-        """Logits [B, T, V], at least float32, of hidden states [B, T, E]."""
+        """Logits [..., V], at least float32, of hidden states [..., E]."""
         return self._module(params).unembed(hidden)
 
     def init_cache(self, params, batch: int, capacity: int) -> KVCache:

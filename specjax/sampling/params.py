@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import flax.struct
 import jax
@@ -86,8 +86,9 @@ class SamplingParams:
             self._whole("seed", 0, MAX_SEED, f"None or a whole number from 0 to {MAX_SEED}")
         if not isinstance(self.ignore_eos, bool):
             self._refuse("ignore_eos", "True or False")
-        if isinstance(self.stop_token_ids, (str, numbers.Number)):
+        if not isinstance(self.stop_token_ids, Iterable) or isinstance(self.stop_token_ids, str):
             self._refuse("stop_token_ids", "a sequence of token ids")
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token in self.stop_token_ids:
             if isinstance(token, bool) or not isinstance(token, numbers.Integral) or token < 0:
                 self._refuse("stop_token_ids", "a sequence of token ids of at least 0")

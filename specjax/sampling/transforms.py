@@ -65,9 +65,9 @@ def keep_top_p(log_probs: jax.Array, top_p: jax.Array) -> jax.Array:
       [[True, True, False]]
     """
     probs = jnp.exp(log_probs)
-    reached = _largest_threshold(
-        log_probs, lambda mask: jnp.sum(jnp.where(mask, probs, 0), -1, keepdims=True) >= top_p.astype(probs.dtype)
-    )
+    # A top_p that underflows to 0 must still be reached by something: the most likely token stays.
+    wanted = jnp.maximum(top_p.astype(probs.dtype), jnp.finfo(probs.dtype).tiny)
+    reached = _largest_threshold(log_probs, lambda mask: jnp.sum(jnp.where(mask, probs, 0), -1, keepdims=True) >= wanted)
     # With 1 the sum's rounding must not decide.
     return reached | (top_p >= 1)
 
@@ -112,7 +112,8 @@ def to_log_probs(logits: jax.Array, sampling: SamplingArrays, vocab_size: int) -
 
     def sampled(logits):
         temperature = jnp.where(greedy, 1.0, per_row(sampling.temperature)).astype(dtype)
-        log_probs = normalised(logits / temperature)
+        # From the largest downwards: at low temperatures the quotients are large, and their rounding would not cancel.
+        log_probs = normalised((logits - jnp.max(logits, axis=-1, keepdims=True)) / temperature)
 
         def keep_min_p(x, min_p):
             return x >= jnp.max(x, -1, keepdims=True) + jnp.log(min_p.astype(dtype))

@@ -41,8 +41,7 @@ def match_walk(draw, draft: Draft, target_log_probs: jax.Array) -> Verdict:
     parents = jnp.asarray(draft.tree.parents[1:], jnp.int32)
 
     def unfinished(walk):
-        level, node, walking, *_ = walk
-        return jnp.any(walking)
+        return jnp.any(walk[2])
 
     def step(walk):
         level, node, walking, path, num_accepted, next_token = walk

@@ -5,9 +5,10 @@ import pytest
 
 from specjax.models.config import DecoderConfig, Llama3RopeScaling, RopeConfig
 
-SIZES = dict(
-    vocab_size=11, num_layers=1, width=8, num_query_heads=4, num_kv_heads=2, head_dim=4, mlp_width=16, max_positions=32
-)  # fmt: skip
+SIZES = {
+    "vocab_size": 11, "num_layers": 1, "width": 8, "num_query_heads": 4, "num_kv_heads": 2, "head_dim": 4, "mlp_width": 16,
+    "max_positions": 32,
+}  # fmt: skip
 
 
 def test_plain_frequencies_are_a_geometric_series():

@@ -48,7 +48,8 @@ def measure(model, params, sequences):
 
 def worst_difference(results, sequences, kind):
     return max(
-        np.abs(result[kind].astype(np.float64) - sequence[kind]).max() for result, sequence in zip(results, sequences, strict=True)
+        np.abs(result[kind].astype(np.float64) - sequence[kind]).max()
+        for result, sequence in zip(results, sequences, strict=True)
     )
 
 
@@ -96,11 +97,8 @@ def test_smollm2(smollm2):
     assert_float32_parity(smollm2, read_golden("smollm2-135m-instruct"))
 
 
-def test_qwen(request):
-    path = request.config.getoption("--qwen-path")
-    if path is None:
-        pytest.skip("needs --qwen-path FILE: the Q4_K_M GGUF of Qwen2.5-Coder-0.5B-Instruct (0.5 GB)")
-    model = specjax.load_model(path, dtype="float32")
+def test_qwen(qwen_path):
+    model = specjax.load_model(qwen_path, dtype="float32")
     assert_float32_parity(model, read_golden("qwen2.5-coder-0.5b-instruct"))
 
 
@@ -156,7 +154,7 @@ def test_tree_equals_its_paths(tiny64):
     nodes = jnp.array([[17, 4, 99, 5], [8, 33, 2, 71]])
 
     for size in (3, 4):
-        positions = cache.lengths[:, None] + depths[:size]
+        positions = cache.lengths[:, None] + depths[None, :size]
         output = apply(params, nodes[:, :size], positions, cache, mask[:size, :size])
         per_row = apply(params, nodes[:, :size], positions, cache, jnp.stack([mask[:size, :size]] * 2))
         np.testing.assert_array_equal(output.hidden, per_row.hidden)

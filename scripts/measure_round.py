@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""Measures what a round costs on this machine: plain steps and verify passes by dtype and size, and the share of sampling.
+
+    .venv/bin/python scripts/measure_round.py [--model NAME] [--repeats N] [--output FILE.json]
+
+A round drafts a fixed number of tokens (whatever they are), so that the target verifies exactly T = K + 1. All cases are
+compiled first and then timed in turns; medians and quartiles are printed. "Share of sampling" is what a sampled round (gumbel
+rule, temperature 0.7, top-p 0.9, min-p 0.05) costs more than the same passes without turning logits into a token.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import platform
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import specjax
+from specjax.decoding.generate import Batch
+from specjax.decoding.round import Round, prefill, run_rounds
+from specjax.drafters import BoundDrafter, NoDrafter
+from specjax.tree import Draft, DraftTree, Law
+
+SIZES = (1, 2, 4, 8, 16)
+PROMPT = "Describe a walk along the coast in autumn."
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedDrafter(NoDrafter):
+    """Always drafts the same tokens."""
+
+    num_tokens: int
+    law_choices = (Law.DETERMINISTIC,)
+
+    @property
+    def tree(self):
+        return DraftTree.chain(self.num_tokens)
+
+    def propose(self, params, state, context, choices, num_draft):
+        batch, laws = num_draft.shape[0], (Law.DETERMINISTIC,) * self.num_tokens
+        tokens = jnp.broadcast_to(jnp.arange(7, 7 + self.num_tokens), (batch, self.num_tokens))
+        return Draft(tokens, jnp.ones(tokens.shape, bool), None, self.tree, laws), state
+
+
+def prepared(model, params, size):
+    """A batch of one prompt whose state is ready for rounds of ``size`` tokens."""
+    drafter = BoundDrafter(FixedDrafter(size - 1)) if size > 1 else None
+    batch = Batch.prepare(model, [[{"role": "user", "content": PROMPT}]], params, drafter, "auto", False)
+    state = prefill(batch.program, batch.params, batch.initial_state(), jnp.int32(100))
+    return batch, state
+
+
+@jax.jit
+def _touch(hidden, logits):
+    return hidden[0, 0, 0].astype(jnp.float32) + logits[0, 0, 0]
+
+
+def passes_only(program: Round, size):
+    """The target's pass and its logits, and nothing else of a round."""
+
+    @jax.jit
+    def run(params, state):
+        tokens = jnp.full((1, size), 7, jnp.int32)
+        positions = state.lengths[:, None] - 1 + jnp.arange(size)[None]
+        output = program.target.apply(params[0], tokens, positions, state.cache, None)
+        return program.target.unembed(params[0], output.hidden)[0, 0, :8], output.block.keys[0][0, 0, 0, 0]
+
+    return run
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--output")
+    arguments = parser.parse_args()
+
+    greedy = specjax.SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+    sampled = specjax.SamplingParams(temperature=0.7, top_p=0.9, min_p=0.05, max_tokens=400, seed=1, ignore_eos=True)
+    cases = {}
+    for dtype in ("float32", "bfloat16"):
+        model = specjax.load_model(arguments.model, dtype=dtype)
+        for size in SIZES:
+            for kind, params in (("greedy", greedy), ("sampled", sampled)):
+                if kind == "sampled" and size not in (1, 8):
+                    continue
+                batch, state = prepared(model, params, size)
+                state, _ = run_rounds(batch.program, batch.params, state, jnp.int32(1))
+                cases[dtype, size, kind] = [batch, state]
+            if size in (1, 8):
+                run = passes_only(batch.program, size)
+                jax.block_until_ready(run(batch.params, state))
+                cases[dtype, size, "pass"] = [batch, run]
+        print(f"{dtype}: compiled", flush=True)
+
+    seconds = {case: [] for case in cases}
+    for _ in range(arguments.repeats):
+        for case, entry in cases.items():
+            batch, second = entry
+            start = time.perf_counter()
+            if case[2] == "pass":
+                jax.block_until_ready(second(batch.params, cases[*case[:2], "greedy"][1]))
+            else:
+                entry[1], info = run_rounds(batch.program, batch.params, second, jnp.int32(1))
+                jax.block_until_ready(info)
+                assert int(info.rounds) == 1, "the prompt's budget is used up: fewer repeats"
+            seconds[case].append(time.perf_counter() - start)
+
+    def milliseconds(case):
+        return [round(float(q) * 1e3, 2) for q in np.quantile(seconds[case], (0.25, 0.5, 0.75))]
+
+    rounds = {f"{d} {s} {k}": milliseconds((d, s, k)) for d, s, k in cases}
+    plain = min(milliseconds((d, 1, "greedy"))[1] for d in ("float32", "bfloat16"))
+    verify = {
+        d: {str(s): round(milliseconds((d, s, "greedy"))[1] / plain, 3) for s in SIZES if s > 1} for d in ("float32", "bfloat16")
+    }
+    sampling = {
+        f"{d} {s}": round(1 - milliseconds((d, s, "pass"))[1] / milliseconds((d, s, kind))[1], 3)
+        for d in ("float32", "bfloat16")
+        for s in (1, 8)
+        for kind in ("sampled",)
+    }
+    result = {
+        "command": "scripts/measure_round.py",
+        "date": datetime.date.today().isoformat(),
+        "environment": {
+            "jax": jax.__version__,
+            "python": platform.python_version(),
+            "device": jax.devices()[0].device_kind,
+            "processor": specjax.models.dtype._processor(),
+            "model": arguments.model,
+            "repeats": arguments.repeats,
+        },
+        "milliseconds_quartiles": rounds,
+        "fastest_plain_milliseconds": plain,
+        "verify_cost_over_fastest_plain": verify,
+        "share_beyond_the_pass": sampling,
+    }
+    print(json.dumps(result, indent=1))
+    if arguments.output:
+        with open(arguments.output, "w") as file:
+            json.dump(result, file, indent=1)
+            file.write("\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.certificates.tiny import NUM_DISTRIBUTIONS, constant_model, counting_tree, table_model
+from specjax.drafters import Context
+from specjax.tree import DraftTree
+
+
+def expected(params, context):
+    row = sum(int(params["numbers"][position, token]) for position, token in enumerate(context)) % NUM_DISTRIBUTIONS
+    return params["table"][row]
+
+
+def test_the_whole_context_counts_through_cache_and_block():
+    model = table_model(vocab_size=3, seed=4)
+    params = jax.tree.map(jnp.asarray, model.params)
+    cache = model.functions.init_cache(params, 2, 5)
+    prompts = jnp.array([[0, 2], [1, 0]])
+    positions = jnp.array([[0, 1], [0, 1]])
+    output = model.apply(params, prompts, positions, cache)
+    cache = cache.commit(output.block, jnp.array([[0, 1], [0, 1]]), jnp.array([2, 1]))
+    # A fork behind contexts of different length; the last node is a child of the first one.
+    mask = jnp.array([[True, False, False], [False, True, False], [True, False, True]])
+    tokens, depths = jnp.array([[0, 1, 2], [2, 1, 0]]), jnp.array([[0, 0, 1]])
+    output = model.apply(params, tokens, cache.lengths[:, None] + depths, cache, mask)
+    logits = model.unembed(params, output.hidden)
+    contexts = [[[0, 2, 0], [0, 2, 1], [0, 2, 0, 2]], [[1, 2], [1, 1], [1, 2, 0]]]
+    np.testing.assert_allclose(logits, [[expected(model.params, c) for c in row] for row in contexts], rtol=1e-6)
+
+
+def test_a_constant_model():
+    model = constant_model([0.25, 0.75])
+    params = jax.tree.map(jnp.asarray, model.params)
+    cache = model.functions.init_cache(params, 1, 4)
+    output = model.apply(params, jnp.array([[1, 0]]), jnp.array([[0, 1]]), cache)
+    np.testing.assert_allclose(jnp.exp(model.unembed(params, output.hidden)), [[[0.25, 0.75]] * 2], rtol=1e-6)
+
+
+def test_the_counting_tree():
+    functions = counting_tree(DraftTree((-1, 0, 0, 1, 1))).functions
+    context = Context(
+        tokens=jnp.array([[0, 1, 9], [4, 9, 9]]),
+        lengths=jnp.array([2, 1]),
+        sampling=None,
+        target_params=None,
+        target_cache=None,
+        vocab_size=5,
+        logits_width=5,
+        logits_dtype=jnp.float32,
+    )
+    draft, _ = functions.propose((), (), context, None, jnp.array([4, 1]))
+    assert draft.tokens.tolist() == [[2, 3, 3, 4], [0, 1, 1, 2]]
+    assert draft.valid.tolist() == [[True] * 4, [True, False, False, False]]

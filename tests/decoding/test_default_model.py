@@ -1,0 +1,110 @@
+"""The default model, real weights, float32: speculation changes no token."""
+
+import dataclasses
+
+import pytest
+
+import specjax
+from specjax.models.decoder import Decoder
+
+PROMPTS = (
+    [{"role": "user", "content": "Why is the sky blue?"}],
+    "The quick brown fox jumps over the lazy dog. The quick brown fox jumps over the",
+    [{"role": "user", "content": "Count from one to ten, then again from one to ten."}],
+    "def add(a, b):\n    return a + b\n\n\ndef add3(a, b, c):\n    return a",
+    [{"role": "user", "content": "日本の首都はどこですか?"}],
+)
+MAX_TOKENS = 12
+LENGTHS = range(11)
+
+
+def settings(**changes):
+    return [
+        specjax.SamplingParams(max_tokens=MAX_TOKENS + row, seed=100 + row, **changes) for row in range(len(PROMPTS))
+    ]
+
+
+GREEDY = settings(temperature=0)
+# Every row samples in its own way, and one is greedy.
+MIXED = [
+    dataclasses.replace(row, **change)
+    for row, change in zip(
+        settings(temperature=1.0),
+        ({"temperature": 0.7, "top_p": 0.9}, {"top_k": 20}, {"min_p": 0.1}, {"temperature": 0.0}, {"top_p": 0.8}),
+        strict=True,
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def shallow(smollm2):
+    """The first layers of the default model: a bad draft with the right tokenizer."""
+    config = dataclasses.replace(smollm2.config, num_layers=2)
+    params = smollm2.params | {"layers": {index: smollm2.params["layers"][index] for index in range(2)}}
+    return dataclasses.replace(smollm2, functions=Decoder(config), params=params, name="two layers")
+
+
+@pytest.fixture(scope="module")
+def plain(smollm2):
+    """Tokens of plain decoding of every prompt, one at a time."""
+    return {
+        name: [specjax.generate(smollm2, [p], s, rule="gumbel")[0].token_ids for p, s in zip(PROMPTS, run, strict=True)]
+        for name, run in {"greedy": GREEDY, "mixed": MIXED}.items()
+    }
+
+
+def tokens(completions):
+    return [completion.token_ids for completion in completions]
+
+
+@pytest.mark.parametrize("num_draft", LENGTHS)
+def test_seed_stable_prompt_lookup(smollm2, plain, num_draft):
+    drafter = specjax.drafters.prompt_lookup(num_draft)
+    assert tokens(specjax.generate(smollm2, PROMPTS, MIXED, drafter, rule="gumbel")) == plain["mixed"]
+
+
+@pytest.mark.parametrize("num_draft", LENGTHS)
+def test_seed_stable_draft_model(smollm2, shallow, plain, num_draft):
+    drafter = specjax.drafters.draft_model(shallow, num_draft)
+    assert tokens(specjax.generate(smollm2, PROMPTS, MIXED, drafter, rule="gumbel")) == plain["mixed"]
+
+
+def test_every_row_place(smollm2, plain):
+    drafter = specjax.drafters.prompt_lookup(4)
+    for shift in range(len(PROMPTS)):
+        order = [(row + shift) % len(PROMPTS) for row in range(len(PROMPTS))]
+        completions = specjax.generate(
+            smollm2, [PROMPTS[row] for row in order], [MIXED[row] for row in order], drafter, rule="gumbel"
+        )
+        assert tokens(completions) == [plain["mixed"][row] for row in order]
+
+
+@pytest.mark.parametrize("num_draft", [1, 10])
+def test_a_batch_of_one(smollm2, plain, num_draft):
+    drafter = specjax.drafters.prompt_lookup(num_draft)
+    for prompt, run, wanted in zip(PROMPTS, MIXED, plain["mixed"], strict=True):
+        assert tokens(specjax.generate(smollm2, [prompt], run, drafter, rule="gumbel")) == [wanted]
+
+
+@pytest.mark.parametrize("rule", ["greedy", "match", "token"])
+def test_greedy_under_every_rule(smollm2, shallow, plain, rule):
+    """At temperature 0 every lossless rule gives the argmax."""
+    drafter = specjax.drafters.draft_model(shallow, 3)
+    assert tokens(specjax.generate(smollm2, PROMPTS, GREEDY, drafter, rule=rule)) == plain["greedy"]
+
+
+def test_its_own_draft_is_always_accepted(smollm2, plain):
+    """A broken drafter can hide behind right output; full acceptance cannot be had by one."""
+    drafter = specjax.drafters.draft_model(smollm2, 3)
+    completions = specjax.generate(smollm2, PROMPTS, GREEDY, drafter)
+    assert tokens(completions) == plain["greedy"]
+    assert all(completion.stats.draft_acceptance_rate == 1.0 for completion in completions)
+
+
+def test_streamed_text_is_the_completion(smollm2, plain):
+    pieces = list(specjax.stream(smollm2, PROMPTS[0], GREEDY[0], specjax.drafters.prompt_lookup(4)))
+    completion = pieces[-1].completion
+    assert completion.token_ids == plain["greedy"][0]
+    assert [token for piece in pieces for token in piece.token_ids] == completion.token_ids
+    assert "".join(piece.text for piece in pieces) == completion.text
+    assert len(pieces) == completion.stats.num_drafts

@@ -1,0 +1,122 @@
+import dataclasses
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.sampling import SamplingArrays, SamplingParams
+
+
+@pytest.mark.parametrize("temperature", [0, 0.0, np.float32(0), np.float64(0.0), 1e-9, -0.0])
+def test_temperatures_that_are_greedy(temperature):
+    """Case 80."""
+    params = SamplingParams(temperature=temperature)
+    assert params.greedy
+    assert SamplingArrays.stack([params], [0]).temperature.tolist() == [0.0]
+
+
+def test_a_low_temperature_that_is_not_greedy():
+    assert not SamplingParams(temperature=1e-4).greedy
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "right"),
+    [
+        ("temperature", -0.1, "a number of at least 0"),
+        ("temperature", math.inf, "a number of at least 0"),
+        ("temperature", math.nan, "a number of at least 0"),
+        ("temperature", "1", "a number of at least 0"),
+        ("temperature", True, "a number of at least 0"),
+        ("temperature", None, "a number of at least 0"),
+        ("top_k", -1, r"a whole number of at least 0 \(0 keeps all tokens\)"),
+        ("top_k", 2.0, "a whole number of at least 0"),
+        ("top_k", 2**31, "a whole number of at least 0"),
+        ("top_k", True, "a whole number of at least 0"),
+        ("top_p", 0, r"in \(0, 1\]"),
+        ("top_p", 1.0001, r"in \(0, 1\]"),
+        ("top_p", math.nan, r"in \(0, 1\]"),
+        ("min_p", -0.01, r"in \[0, 1\]"),
+        ("min_p", 1.5, r"in \[0, 1\]"),
+        ("max_tokens", 0, "a whole number of at least 1"),
+        ("max_tokens", 3.5, "a whole number of at least 1"),
+        ("seed", -1, "None or a whole number from 0 to 18446744073709551615"),
+        ("seed", 2**64, "None or a whole number from 0 to 18446744073709551615"),
+        ("seed", 1.0, "None or a whole number from 0 to 18446744073709551615"),
+        ("stop_token_ids", 5, "a sequence of token ids"),
+        ("stop_token_ids", None, "a sequence of token ids"),
+        ("stop_token_ids", "</s>", "a sequence of token ids"),
+        ("stop_token_ids", (3, -1), "a sequence of token ids of at least 0"),
+        ("stop_token_ids", (3, "4"), "a sequence of token ids of at least 0"),
+        ("ignore_eos", 1, "True or False"),
+    ],
+)
+def test_wrong_values_are_named(name, value, right):
+    with pytest.raises(ValueError, match=f"SamplingParams: {name} is .*; it must be {right}") as raised:
+        SamplingParams(**{name: value})
+    assert repr(value) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 2),
+        ("repetition_penalty", 1.5),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", 0.15),
+        ("frequency_penalty", -2),
+        ("logit_bias", {5: 1.0}),
+        ("stop", "\n"),
+        ("stop", ["a", "b"]),
+        ("min_tokens", 3),
+        ("logprobs", 0),
+    ],
+)
+def test_options_that_are_not_supported_yet_are_refused(name, value):
+    """Cases 84 to 90 (penalties, bias): nothing is accepted and ignored."""
+    with pytest.raises(ValueError, match=f"{name} is .*not supported yet"):
+        SamplingParams(**{name: value})
+
+
+def test_unknown_options_are_refused():
+    """Case 92."""
+    with pytest.raises(TypeError, match="length_penalty"):
+        SamplingParams(length_penalty=1.0)
+
+
+def test_every_option_has_a_test_or_is_honoured():
+    """Case 86: a new option must be honoured, or join the refused ones."""
+    honoured = {"temperature", "top_k", "top_p", "min_p", "max_tokens", "seed", "stop_token_ids", "ignore_eos"}
+    refused = {"n", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "stop", "min_tokens", "logprobs"}
+    assert {field.name for field in dataclasses.fields(SamplingParams)} == honoured | refused
+
+
+def test_values_are_stored_as_python_numbers():
+    params = SamplingParams(
+        temperature=np.float32(0.5), top_k=np.int64(3), seed=np.uint64(2**64 - 1), stop_token_ids=np.array([4, 2])
+    )
+    assert (params.temperature, params.top_k, params.seed, params.stop_token_ids) == (0.5, 3, 2**64 - 1, (4, 2))
+    assert {type(params.temperature), type(params.top_k), type(params.seed)} == {float, int}
+
+
+def test_ids_from_an_iterator_are_not_lost():
+    assert SamplingParams(stop_token_ids=iter([7, 8])).stop_token_ids == (7, 8)
+
+
+def test_stack():
+    arrays = SamplingArrays.stack(
+        [
+            SamplingParams(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1),
+            SamplingParams(temperature=0, top_k=7),
+            SamplingParams(),
+        ],
+        seeds=[1, 2**64 - 1, 2**32],
+    )
+    assert arrays.temperature.tolist() == [0.5, 0.0, 1.0]
+    assert arrays.top_k.tolist() == [3, 7, 0]
+    np.testing.assert_array_equal(arrays.top_p, np.float32([0.9, 1.0, 1.0]))
+    np.testing.assert_array_equal(arrays.min_p, np.float32([0.1, 0.0, 0.0]))
+    assert arrays.seeds.tolist() == [[0, 1], [2**32 - 1, 2**32 - 1], [1, 0]]
+    assert arrays.completion.tolist() == [0, 0, 0]
+    dtypes = [arrays.temperature.dtype, arrays.top_k.dtype, arrays.seeds.dtype, arrays.completion.dtype]
+    assert dtypes == [jnp.float32, jnp.int32, jnp.uint32, jnp.int32]
