@@ -164,7 +164,7 @@ def test_padding_is_neither_accepted_nor_correction_nor_bonus(rule):
     log_probs = to_log_probs(jnp.tile(jnp.array(PADDED, jnp.float32), (count, 3, 1)), arrays, 6)
     tokens = jnp.stack([5 + jnp.arange(count) % 3, 5 + jnp.arange(count) // 3 % 3], axis=1).astype(jnp.int32)
     draft = Draft(tokens, jnp.ones((count, 2), bool), None, DraftTree.chain(2), (Law.DETERMINISTIC,) * 2)
-    verdict = rule(KeyedChoices(arrays.seeds, arrays.completion, jnp.full((count,), 3)), draft, log_probs)
+    verdict = jax.jit(rule.__call__)(KeyedChoices(arrays.seeds, arrays.completion, jnp.full((count,), 3)), draft, log_probs)
     assert set(np.unique(verdict.next_token)) == {0, 1, 2, 3, 4, 5}
     accepted = np.asarray(tokens)[np.arange(2)[None] < np.asarray(verdict.num_accepted)[:, None]]
     assert set(accepted) == {5}

@@ -153,10 +153,11 @@ def test_rows_equal_rows_alone(rule):
     log_probs = target_log_probs(4, 4, seed=2).at[2].set(jnp.nan)
     best = jnp.argmax(log_probs, axis=-1)
     draft = make_draft(FORK, jnp.stack([best[:, 0], (best[:, 0] + 1) % 12, best[:, 1]], axis=1))
-    together = rule(KeyedChoices.from_seeds(seeds, committed), draft, log_probs)
+    decide = jax.jit(rule.__call__)
+    together = decide(KeyedChoices.from_seeds(seeds, committed), draft, log_probs)
     for row in (0, 1, 3):
         one = slice(row, row + 1)
-        alone = rule(
+        alone = decide(
             KeyedChoices.from_seeds(seeds[one], committed[one]),
             draft.replace(tokens=draft.tokens[one], valid=draft.valid[one]),
             log_probs[one],
