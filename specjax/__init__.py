@@ -1,6 +1,7 @@
 """Lossless speculative decoding in JAX."""
 
 from specjax import drafters
+from specjax.certificates import Certificate, certify
 from specjax.checkpoints.load import load_model
 from specjax.decoding import Completion, Piece, generate, stream
 from specjax.models.loaded import Model
@@ -9,4 +10,16 @@ from specjax.statistics import Stats
 
 __version__ = "0.1.0"
 
-__all__ = ["Completion", "Model", "Piece", "SamplingParams", "Stats", "drafters", "generate", "load_model", "stream"]
+__all__ = [
+    "Certificate",
+    "Completion",
+    "Model",
+    "Piece",
+    "SamplingParams",
+    "Stats",
+    "certify",
+    "drafters",
+    "generate",
+    "load_model",
+    "stream",
+]

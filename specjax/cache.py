@@ -93,9 +93,7 @@ class KVCache:
         def write(cached, fresh):
             chosen = jnp.take_along_axis(fresh, nodes[:, None, :, None], axis=2)
             # Advanced indices separated by a slice put their axes first: [B, C, K, D].
-            return cached.at[row, :, position].set(
-                chosen.swapaxes(1, 2).astype(cached.dtype), mode="drop", unique_indices=True
-            )
+            return cached.at[row, :, position].set(chosen.swapaxes(1, 2).astype(cached.dtype), mode="drop", unique_indices=True)
 
         return KVCache(
             keys=tuple(map(write, self.keys, block.keys)),

@@ -176,8 +176,8 @@ def explain(plain: Stats, speculative: Stats, num_draft: int = 0, propose_second
         measured = predicted_speedup(acceptance, num_draft, draft_cost, verify_cost)
         lines.append(
             f"Drafting a token costs {draft_cost:.3f} of a plain step (of {step * 1e3:.0f} ms), verifying {num_draft} costs "
-            f"{verify_cost:.2f}. With {acceptance:.0%} of the tested tokens accepted the published formula, which counts verifying "
-            f"as one plain step, predicts a speedup of {published:.2f} for rounds that draft {num_draft}; with the measured "
+            f"{verify_cost:.2f}. With {acceptance:.0%} of the tested tokens accepted the published formula, which counts "
+            f"verifying as one plain step, predicts a speedup of {published:.2f} for rounds that draft {num_draft}; with the measured "
             f"verify pass it is {measured:.2f}."
         )
     if speedup < 1:

@@ -1,6 +1,6 @@
 """Certificates: proof by exact enumeration, on tiny models, that the shipped code is lossless."""
 
-from specjax.certificates.certify import Certificate, certify
+from specjax.certificates.certificate import Certificate, certify
 from specjax.certificates.enumerator import Branches, EnumeratingChoices, ReusedKeyError, branch_out
 
 __all__ = ["Branches", "Certificate", "EnumeratingChoices", "ReusedKeyError", "branch_out", "certify"]

@@ -196,7 +196,7 @@ class Batch:
             rule=chosen,
             vocab_size=model.vocab_size,
             logits_width=model.logits.shape[-1],
-            logits_dtype=model.logits.dtype,
+            logits_dtype=jnp.promote_types(model.logits.dtype, jnp.float32),
         )
         prefill_width = next((width for width in PREFILL_WIDTHS if longest - 1 <= width), PREFILL_WIDTHS[-1])
         seeds = [secrets.randbits(32) if p.seed is None else p.seed for p in sampling]

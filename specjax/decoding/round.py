@@ -40,7 +40,7 @@ class Round:
       rule: the verification rule.
       vocab_size: ids that may be emitted are below this.
       logits_width: V, width of the target's logits.
-      logits_dtype: their dtype.
+      logits_dtype: dtype in which they become probabilities, at least float32.
       rounds_per_dispatch: R, rounds that one call of ``run_rounds`` may run.
       prefill_width: prompt tokens per pass of ``prefill``.
     """
@@ -178,7 +178,7 @@ class Round:
         def passed(size):
             mask = None if block_mask is None else block_mask[:size, :size]
             output = self.target.apply(params, tokens[:, :size], positions[:, :size], state.cache, mask)
-            logits = self.target.unembed(params, output.hidden)
+            logits = self.target.unembed(params, output.hidden).astype(self.logits_dtype)
             log_probs = to_log_probs(logits, state.sampling, self.vocab_size)
             return log_probs, output.features, output.block
 
@@ -186,9 +186,7 @@ class Round:
             return passed(1)
         # Both branches must return the same shapes. Nodes beyond the pass are not valid; what stands for them is never looked at.
         shapes = jax.eval_shape(lambda: passed(tree.size))
-        return jax.lax.cond(
-            jnp.any(draft.valid), lambda: passed(tree.size), lambda: jax.tree.map(_pad_to, passed(1), shapes)
-        )
+        return jax.lax.cond(jnp.any(draft.valid), lambda: passed(tree.size), lambda: jax.tree.map(_pad_to, passed(1), shapes))
 
     def _ends(self, state: DecodingState, emitted, verdict: Verdict, log_probs):
         """[B] how many of the ``emitted`` tokens [B, depth + 1] are kept, and the rows' finish."""

@@ -10,6 +10,7 @@ A row that drafted nothing for some rounds simply lacks more entries and catches
 """
 
 import dataclasses
+
 import flax.struct
 import jax
 import jax.numpy as jnp

@@ -289,6 +289,4 @@ class Decoder:
     def init_cache(self, params, batch: int, capacity: int) -> KVCache:
         """An empty cache for ``batch`` rows of at most ``capacity`` tokens."""
         config = self.config
-        return KVCache.zeros(
-            config.num_layers, batch, config.num_kv_heads, capacity, config.head_dim, params["embedding"].dtype
-        )
+        return KVCache.zeros(config.num_layers, batch, config.num_kv_heads, capacity, config.head_dim, params["embedding"].dtype)

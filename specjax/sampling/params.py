@@ -94,7 +94,9 @@ class SamplingParams:
                 self._refuse("stop_token_ids", "a sequence of token ids of at least 0")
         object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in self.stop_token_ids))
         for name, neutral in _LATER.items():
-            if getattr(self, name) != neutral:
+            value = getattr(self, name)
+            # True equals 1 and is none.
+            if value != neutral or isinstance(value, bool):
                 self._refuse(name, f"{neutral!r}: it is not supported yet")
 
     def _refuse(self, name, right):

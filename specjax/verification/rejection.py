@@ -79,9 +79,7 @@ class Token:
             draft_at_token = jnp.where(deterministic[None], 0, at_token(draft.parent_log_probs)).astype(dtype)
         nodes = jnp.arange(1, num_nodes + 1)
         # NaN passes through the minimum and counts as 0; +inf in q gives probability 0.
-        probability = jnp.where(
-            jnp.isneginf(target_at_token), 0, jnp.exp(jnp.minimum(target_at_token - draft_at_token, 0))
-        )
+        probability = jnp.where(jnp.isneginf(target_at_token), 0, jnp.exp(jnp.minimum(target_at_token - draft_at_token, 0)))
         passed = choices.bernoulli(Stream.ACCEPT, nodes, probability)
         num_accepted = count_valid_prefix(passed & draft.valid)
         path = jnp.where(nodes[None, :] <= num_accepted[:, None], nodes[None, :], ROOT).astype(jnp.int32)

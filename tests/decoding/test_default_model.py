@@ -19,9 +19,7 @@ LENGTHS = range(11)
 
 
 def settings(**changes):
-    return [
-        specjax.SamplingParams(max_tokens=MAX_TOKENS + row, seed=100 + row, **changes) for row in range(len(PROMPTS))
-    ]
+    return [specjax.SamplingParams(max_tokens=MAX_TOKENS + row, seed=100 + row, **changes) for row in range(len(PROMPTS))]
 
 
 GREEDY = settings(temperature=0)

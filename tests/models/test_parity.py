@@ -99,8 +99,8 @@ def test_smollm2(smollm2):
 
 def test_qwen(qwen_path):
     model = specjax.load_model(qwen_path, dtype="float32")
-    # Twice is not reached here: 2.3 times for logits and log-sum-exp, 2.8 for the hidden norm. XLA's CPU products of 896 and 4,864
-    # terms round about twice as much as the reference's library does (root mean square), before anything else adds to it.
+    # Twice is not reached here: 2.3 times for logits and log-sum-exp, 2.8 for the hidden norm. XLA's CPU products of 896 and
+    # 4,864 terms round about twice as much as the reference's library does (root mean square), before anything else adds to it.
     assert_float32_parity(model, read_golden("qwen2.5-coder-0.5b-instruct"), factor=3)
 
 
