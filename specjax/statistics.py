@@ -177,8 +177,8 @@ def explain(plain: Stats, speculative: Stats, num_draft: int = 0, propose_second
         lines.append(
             f"Drafting a token costs {draft_cost:.3f} of a plain step (of {step * 1e3:.0f} ms), verifying {num_draft} costs "
             f"{verify_cost:.2f}. With {acceptance:.0%} of the tested tokens accepted the published formula, which counts "
-            f"verifying as one plain step, predicts a speedup of {published:.2f} for rounds that draft {num_draft}; with the measured "
-            f"verify pass it is {measured:.2f}."
+            f"verifying as one plain step, predicts a speedup of {published:.2f} for rounds that draft {num_draft}; with the "
+            f"measured verify pass it is {measured:.2f}."
         )
     if speedup < 1:
         lines.append(_why_lost(speculative, step, drafting))
