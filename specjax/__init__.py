@@ -1,12 +1,16 @@
 """Lossless speculative decoding in JAX."""
 
-from specjax import drafters
-from specjax.certificates import Certificate, certify
-from specjax.checkpoints.load import load_model
-from specjax.decoding import Completion, Piece, generate, stream
-from specjax.models.loaded import Model
-from specjax.sampling import SamplingParams
-from specjax.statistics import Stats
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specjax import drafters
+    from specjax.certificates import Certificate, certify
+    from specjax.checkpoints.load import load_model
+    from specjax.decoding import Completion, Piece, generate, stream
+    from specjax.models.loaded import Model
+    from specjax.sampling import SamplingParams
+    from specjax.statistics import Stats
 
 __version__ = "0.1.0"
 
@@ -23,3 +27,29 @@ __all__ = [
     "load_model",
     "stream",
 ]
+
+# Imported when first asked for: JAX takes seconds, and `specjax --help` should not wait for it.
+_HOMES = {
+    "Certificate": "specjax.certificates",
+    "Completion": "specjax.decoding",
+    "Model": "specjax.models.loaded",
+    "Piece": "specjax.decoding",
+    "SamplingParams": "specjax.sampling",
+    "Stats": "specjax.statistics",
+    "certify": "specjax.certificates",
+    "generate": "specjax.decoding",
+    "load_model": "specjax.checkpoints.load",
+    "stream": "specjax.decoding",
+}
+
+
+def __getattr__(name):
+    if name == "drafters":
+        return importlib.import_module("specjax.drafters")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'specjax' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

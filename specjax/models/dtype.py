@@ -36,7 +36,7 @@ def choose_dtype(cache_folder: Path | None = None) -> tuple[str, str]:
     file = Path(cache_folder) / "dtype.json"
     device = jax.devices()[0]
     # Another processor, backend or jax version is another measurement.
-    here = " ".join((device.platform, device.device_kind, platform.machine(), _processor(), "jax", jax.__version__))
+    here = " ".join((device.platform, device.device_kind, platform.machine(), processor(), "jax", jax.__version__))
     known = _read(file)
     times = known.get(here)
     if times is None:
@@ -89,7 +89,7 @@ def measure() -> dict[str, list[float]]:
     return {name: [float(np.median(seconds[name, rows])) * 1e3 for rows in ROWS] for name in CANDIDATES}
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's model name where the system tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -7,6 +7,7 @@ Most use the model of ``tests.hash_model``, whose logits are a different row of 
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -222,17 +223,14 @@ def test_invariant_4_a_long_prompt_and_64_tokens_of_the_target_as_its_own_draft(
 # 5. (p, q) contract
 
 
+@functools.partial(jax.jit, static_argnames=("law", "num_draft"))
 def proposal(law, context, num_draft=2):
+    """A draft on ``context``, whose tokens the draft model has yet to catch up with."""
     bound = draft_model(CLOSE, num_draft)
     functions = bound.functions.with_law(law)
-    state = functions.init(bound.params, len(context.lengths), 64)
+    state = functions.init(bound.params, len(context.lengths), 64).replace(observed=context.lengths)
     asked = jnp.full_like(context.lengths, num_draft)
-
-    @jax.jit
-    def propose(params, state, context):
-        return functions.propose(params, state.replace(observed=context.lengths), context, tiny.keys(context), asked)[0]
-
-    return propose(bound.params, state, context)
+    return functions.propose(bound.params, state, context, tiny.keys(context), asked)[0]
 
 
 @pytest.mark.parametrize("law", [Law.INDEPENDENT, Law.COUPLED])
