@@ -17,6 +17,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_addoption(parser):
+    parser.addoption("--all-lengths", action="store_true", help="the default model with every draft length")
     parser.addoption("--qwen-path", default=None, help="Qwen2.5-Coder-0.5B-Instruct as .gguf, for its parity test")
 
 
