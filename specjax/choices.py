@@ -128,5 +128,24 @@ class KeyedChoices:
         return _gumbel(self._keys(Stream.SHARED_GUMBEL, self.committed + offset), vocab_size, dtype)
 
 
+def coupled_draw(choices: Choices, offset, log_probs: jax.Array) -> jax.Array:
+    """[B] int32 tokens drawn from ``log_probs`` [B, V] with the shared noise of position ``committed length + offset``.
+
+    Drafter and target both draw so: where their distributions are close, they draw the same token. One-hot rows (greedy
+    requests) need no noise, and a batch of only such rows makes none.
+
+    Example:
+      >>> choices = KeyedChoices.from_seeds([7], committed=jnp.array([5]))
+      >>> coupled_draw(choices, 0, jnp.array([[-jnp.inf, 0.0]])).tolist()
+      [1]
+    """
+
+    def noisy(log_probs):
+        return log_probs + choices.gumbel(offset, log_probs.shape[-1], log_probs.dtype)
+
+    certain = jnp.all(jnp.max(log_probs, axis=-1) == 0)
+    return jnp.argmax(jax.lax.cond(certain, lambda x: x, noisy, log_probs), axis=-1).astype(jnp.int32)
+
+
 def _gumbel(keys: jax.Array, vocab_size: int, dtype) -> jax.Array:
     return jax.vmap(lambda key: jax.random.gumbel(key, (vocab_size,), dtype))(keys)

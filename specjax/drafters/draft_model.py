@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.cache import KVCache
-from specjax.choices import Stream
+from specjax.choices import Stream, coupled_draw
 from specjax.drafters.base import BoundDrafter, Context, check_num_speculative_tokens
 from specjax.models.base import ModelFunctions
 from specjax.models.loaded import Model
@@ -184,8 +184,7 @@ class DraftModel:
     def _draw(self, choices, index, log_probs):
         """[B] the token of draft node ``index + 1``."""
         if self.law is Law.COUPLED:
-            noise = choices.gumbel(index, log_probs.shape[-1], log_probs.dtype)
-            return jnp.argmax(log_probs + noise, axis=-1).astype(jnp.int32)
+            return coupled_draw(choices, index, log_probs)
         if self.law is Law.DETERMINISTIC:
             return jnp.argmax(log_probs, axis=-1).astype(jnp.int32)
         return choices.categorical(Stream.DRAFT, ROOT + 1 + index, log_probs)

@@ -19,7 +19,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specjax.choices import Choices, Stream
+from specjax.choices import Choices, Stream, coupled_draw
 from specjax.tree import ROOT, Draft, Law
 from specjax.verification.base import CHAIN, TREE, Verdict, check_inputs, no_path, take_node
 
@@ -101,16 +101,9 @@ class Gumbel:
 
     def __call__(self, choices: Choices, draft: Draft, target_log_probs: jax.Array) -> Verdict:
         """See :class:`specjax.verification.base.Rule`."""
-        vocab_size, dtype = target_log_probs.shape[-1], target_log_probs.dtype
-
-        def noisy(level, log_probs):
-            return log_probs + choices.gumbel(level, vocab_size, dtype)
 
         def draw(node, level, log_probs):
-            # One-hot rows (greedy requests) need no noise: a batch of only such rows makes none.
-            certain = jnp.all(jnp.max(log_probs, axis=-1) == 0)
-            scores = jax.lax.cond(certain, lambda _, x: x, noisy, level, log_probs)
-            return jnp.argmax(scores, axis=-1).astype(jnp.int32)
+            return coupled_draw(choices, level, log_probs)
 
         return match_walk(draw, draft, target_log_probs)
 

@@ -74,6 +74,9 @@ def test_what_stands_behind_the_length_is_not_read():
     tokens = context.tokens.at[0, 3:].set(jnp.array([1, 2, 3] * 7 + [1]))
     draft = propose_with(3, 1)(context.replace(tokens=tokens), jnp.array([NUM_DRAFT]))
     assert not draft.valid.any()
+    # Nor what stands at the end of the array, one place before its beginning: 7 2 is there only once.
+    assert context.tokens[0, -1] == 7
+    assert propose([[2, 5, 7, 2]], longest=2, shortest=2) == [[]]
 
 
 def test_only_as_many_as_are_asked_for():
