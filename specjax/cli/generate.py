@@ -45,11 +45,17 @@ def generate(
 
     import specjax
     from specjax.cli.report import print_header, print_statistics, print_text
+    from specjax.drafters import DraftModel, PromptLookup
+    from specjax.tree import DraftTree
+    from specjax.verification import choose_rule
 
     try:
         params = specjax.SamplingParams(
             temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens
         )
+        # All that is wrong with the call is said before a model is loaded, or downloaded.
+        laws = {"draft": DraftModel.law_choices, "lookup": PromptLookup.law_choices, "none": ()}[kind]
+        choose_rule(rule, DraftTree.chain(len(laws[:1])), laws, params.greedy, allow_lossy)
     except ValueError as error:
         raise options.CallError(str(error)) from error
 

@@ -81,10 +81,18 @@ def test_drafters_change_nothing_but_the_statistics(generate, chat_model):
     assert runs[-1]["stats"]["draft_acceptance_rate"] > 0.5  # the model drafts for itself; the budget cuts its last round
 
 
-def test_unknown_rule_is_refused(generate):
-    outcome = generate("--prompt", "abc", "--rule", "no-such-rule")
-    assert outcome.code == 1
-    assert "no-such-rule" in outcome.err.splitlines()[-1]
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--rule", "best"), "rule is 'best'; it must be 'auto' or one of"),
+        (("--rule", "greedy", "--temperature", "0.5"), "rule 'greedy' needs temperature 0"),
+    ],
+)
+def test_a_rule_that_does_not_fit_is_refused_before_a_model_is_loaded(specjax_command, arguments, words):
+    outcome = specjax_command("generate", "--prompt", "hi", "--model", "there-is-no-such-model", *arguments)
+    assert outcome.code == 2
+    assert words in outcome.err
+    assert "there-is-no-such-model" not in outcome.err
 
 
 def test_prompt_from_standard_input(generate, monkeypatch):
