@@ -19,6 +19,7 @@ from specjax.models.loaded import Model
 from specjax.sampling.params import SamplingArrays, SamplingParams
 from specjax.serving.text import IncrementalDecoder
 from specjax.statistics import Stats
+from specjax.tree import Law
 from specjax.verification.rules import choose_rule
 
 PREFILL_WIDTHS = (16, 64, 256)
@@ -142,6 +143,7 @@ class Batch:
       seeds: the seeds in use.
       capacity: S, cache entries per row.
       prefill_width: prompt tokens per pass. The rounds do not depend on it and are not compiled anew for it.
+      law: how the drafter draws; q, and with it the overlap, is known unless it is deterministic.
     """
 
     program: Round
@@ -152,6 +154,7 @@ class Batch:
     seeds: list[int]
     capacity: int
     prefill_width: int
+    law: Law
 
     def __post_init__(self):
         self._emitted: list[list[int]] = [[] for _ in self.prompts]
@@ -201,7 +204,7 @@ class Batch:
         prefill_width = next((width for width in PREFILL_WIDTHS if longest - 1 <= width), PREFILL_WIDTHS[-1])
         seeds = [secrets.randbits(32) if p.seed is None else p.seed for p in sampling]
         capacity = round_capacity(most - 1)
-        return cls(program, model, (model.params, bound.params), prompts, sampling, seeds, capacity, prefill_width)
+        return cls(program, model, (model.params, bound.params), prompts, sampling, seeds, capacity, prefill_width, law)
 
     def initial_state(self) -> DecodingState:
         """The prompts on the device, nothing of them fed yet."""
@@ -263,7 +266,6 @@ class Batch:
     def _completion(self, index: int) -> Completion:
         token_ids, counters = self._emitted[index], self._counters
         text_ids = token_ids[:-1] if self.ended_by_stop(index) else token_ids
-        knows_overlap = any(law.value != "deterministic" for law in self._laws())
         per_position = counters.num_accepted_tokens_per_pos[index].tolist()
         stats = Stats(
             num_drafts=int(counters.num_drafts[index]),
@@ -272,7 +274,7 @@ class Batch:
             num_accepted_tokens_per_pos=tuple(per_position),
             num_tokens=len(token_ids),
             num_tested=int(counters.num_tested[index]),
-            overlap_sum=float(counters.overlap[index]) if knows_overlap else None,
+            overlap_sum=float(counters.overlap[index]) if self.law is not Law.DETERMINISTIC else None,
             plain_round_seconds=self._median_round(drafting=False),
             drafting_round_seconds=self._median_round(drafting=True),
             **self._seconds,
@@ -290,10 +292,6 @@ class Batch:
         """Median seconds of the rounds that were dispatched alone and did (not) draft anything; None without any."""
         seconds = [seconds for seconds, drafted in self._round_seconds if (drafted > 0) == drafting]
         return statistics.median(seconds) if seconds else None
-
-    def _laws(self):
-        law = getattr(self.program.drafter, "law", None)
-        return () if law is None else (law,)
 
 
 class _Timer:
