@@ -17,8 +17,8 @@ from specjax.decoding.state import NO_TOKEN, DecodingState, Finish
 from specjax.drafters.base import BoundDrafter, bind
 from specjax.models.loaded import Model
 from specjax.sampling.params import SamplingArrays, SamplingParams
-from specjax.serving.text import IncrementalDecoder
 from specjax.statistics import Stats
+from specjax.text import IncrementalDecoder
 from specjax.tree import Law
 from specjax.verification.rules import choose_rule
 

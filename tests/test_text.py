@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specjax.serving.text import REPLACEMENT, IncrementalDecoder
+from specjax.text import REPLACEMENT, IncrementalDecoder
 
 TEXT = "naïve 日本語 👍🏽 → end"
 
