@@ -178,6 +178,39 @@ class DraftTree:
         return tuple(paths)
 
     @functools.cached_property
+    def path_table(self) -> np.ndarray:
+        """[T, depth] int32, ``paths`` with ``ROOT`` behind their ends."""
+        return _filled(self.paths, self.depth)
+
+    @functools.cached_property
+    def children_table(self) -> np.ndarray:
+        """[T, most children] int32, ``children`` with ``ROOT`` behind the last.
+
+        Example:
+          >>> DraftTree((-1, 0, 0, 1)).children_table.tolist()
+          [[1, 2], [3, 0], [0, 0], [0, 0]]
+        """
+        return _filled(self.children, max(map(len, self.children)))
+
+    @functools.cached_property
+    def nodes_within(self) -> np.ndarray:
+        """[depth + 1] int32, for every depth how many draft nodes come before the first that is deeper.
+
+        Example:
+          >>> DraftTree((-1, 0, 0, 1)).nodes_within.tolist()
+          [0, 2, 3]
+        """
+        deeper = [[node for node, depth in enumerate(self.depths) if depth > most] for most in range(self.depth + 1)]
+        return np.array([min(nodes, default=self.size) - 1 for nodes in deeper], np.int32)
+
+    @functools.cached_property
+    def inner_index(self) -> np.ndarray:
+        """[T] int32, the row of ``Draft.parent_log_probs`` that belongs to each node; 0 for nodes without children."""
+        index = np.zeros(self.size, np.int32)
+        index[list(self.inner_nodes)] = np.arange(len(self.inner_nodes))
+        return index
+
+    @functools.cached_property
     def ancestor_mask(self) -> np.ndarray:
         """[T, T] bool: row attends to column, that is to itself, its ancestors and the root."""
         mask = np.eye(self.size, dtype=bool)
@@ -188,6 +221,14 @@ class DraftTree:
     def prefix(self, num_nodes: int) -> "DraftTree":
         """The tree of the root and the first ``num_nodes`` draft nodes."""
         return DraftTree(self.parents[: num_nodes + 1])
+
+
+def _filled(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
+    """[len(rows), width] int32, ``ROOT`` behind each row's end."""
+    table = np.full((len(rows), width), ROOT, np.int32)
+    for number, row in enumerate(rows):
+        table[number, : len(row)] = row
+    return table
 
 
 @flax.struct.dataclass

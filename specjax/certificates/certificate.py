@@ -9,6 +9,7 @@ certified by identity: over a finite set of noise, whatever else is drawn, the o
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -175,31 +176,41 @@ def _all_branches(program: Round, params, starts, sampling, rounds, noise, key) 
         tokens[row, : len(start.prompt)] = start.prompt
     lengths = np.array([len(start.prompt) for start in padded], np.int32)
     limits = lengths + np.array([start.max_tokens for start in padded], np.int32)
-    num_chunks = -(-int(lengths.max()) // program.prefill_width)
-    choices = EnumeratingChoices(key)
-
-    # Constants of what is compiled: XLA leaves out the filters that nobody asks for.
-    settings = SamplingArrays.stack([sampling] * CHUNK, [0] * CHUNK)
-
-    @jax.jit
-    def begin(params, tokens, lengths, limits):
-        no_stops = jnp.full((CHUNK, 1), NO_TOKEN, jnp.int32)
-        state = program.init(params, tokens, lengths, limits, no_stops, settings)
-        for _ in range(num_chunks):
-            state = program.prefill_chunk(params, state)
-        return state
-
-    @jax.jit
-    def step(state):
-        after, _ = program.step(params, state.replace(sampling=settings), choices)
-        # Statistics decide nothing: without them more branches are equal.
-        return after.replace(counters=state.counters)
-
-    branches = Branches.start(begin(params, tokens, lengths, limits), len(starts))
+    choices = _choices(key)
+    state = _begin(program, sampling, params, tokens, lengths, limits)
+    branches = Branches.start(state, len(starts))
+    step = functools.partial(_step, program, sampling, choices, params)
     for _ in range(rounds):
         running = branches.state.finish == Finish.RUNNING
         branches = branch_out(step, choices, branches, branches.state.lengths, running, noise)
     return branches
+
+
+@functools.lru_cache(maxsize=8)
+def _choices(key) -> EnumeratingChoices:
+    """One object for each way to derive keys: what is compiled calls back to it, and is compiled once."""
+    return EnumeratingChoices(key)
+
+
+def _settings(sampling: SamplingParams) -> SamplingArrays:
+    """Constants of what is compiled: XLA leaves out the filters that nobody asks for."""
+    return SamplingArrays.stack([sampling] * CHUNK, [0] * CHUNK)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _begin(program: Round, sampling, params, tokens, lengths, limits):
+    no_stops = jnp.full((CHUNK, 1), NO_TOKEN, jnp.int32)
+    state = program.init(params, tokens, lengths, limits, no_stops, _settings(sampling))
+    for _ in range(-(-max(map(len, PROMPTS)) // program.prefill_width)):
+        state = program.prefill_chunk(params, state)
+    return state.replace(sampling=None)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _step(program: Round, sampling, choices, params, state):
+    after, _ = program.step(params, state.replace(sampling=_settings(sampling)), choices)
+    # Statistics decide nothing: without them more branches are equal.
+    return after.replace(sampling=None, counters=state.counters)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,21 +267,23 @@ def _target_laws(program: Round, params, length: int, sampling: SamplingParams) 
         tokens[row, :, : len(prompt)] = prompt
         tokens[row, :, len(prompt) : len(prompt) + length] = outputs
     tokens = tokens.reshape(-1, width)
-    settings = SamplingArrays.stack([sampling] * len(tokens), [0] * len(tokens))
-
-    @jax.jit
-    def log_probs_of(params, tokens):
-        positions = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32)[None], tokens.shape)
-        cache = program.target.init_cache(params, len(tokens), 1)
-        output = program.target.apply(params, tokens, positions, cache, None)
-        return to_log_probs(program.target.unembed(params, output.hidden), settings, vocab_size)
-
-    log_probs = np.asarray(log_probs_of(params, tokens)).reshape(len(PROMPTS), len(outputs), width, vocab_size)
+    log_probs = np.asarray(_teacher_forced(program, sampling, params, tokens)).reshape(
+        len(PROMPTS), len(outputs), width, vocab_size
+    )
     laws = {}
     for row, prompt in enumerate(PROMPTS):
         after = log_probs[row, :, len(prompt) - 1 : len(prompt) - 1 + length]
         laws[prompt] = _TargetLaw(np.exp(np.take_along_axis(after, outputs[..., None], axis=-1)[..., 0]), after)
     return laws
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _teacher_forced(program: Round, sampling, params, tokens):
+    """[rows, width, V] log-probabilities after every token of whole sequences [rows, width]."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
+    output = program.target.apply(params, tokens, positions, program.target.init_cache(params, len(tokens), 1), None)
+    settings = SamplingArrays.stack([sampling] * len(tokens), [0] * len(tokens))
+    return to_log_probs(program.target.unembed(params, output.hidden), settings, program.vocab_size)
 
 
 def _compare(branches: Branches, starts, laws, noise, rounds) -> Certificate:

@@ -146,7 +146,10 @@ class EnumeratingChoices:
         """[B] outcomes of ``probabilities`` [B, outcomes]."""
         batch = self._batch
         outcomes = np.argmax(probabilities, axis=1)
-        for row in np.flatnonzero(batch.active).tolist():
+        # A certain outcome needs no noise, and whether it is asked for may depend on the other rows: a loop over the batch goes
+        # on while one of them does. It is no part of a script.
+        uncertain = batch.active & (np.sum(probabilities > 0, axis=1) > 1)
+        for row in np.flatnonzero(uncertain).tolist():
             key = self._key(stream, int(nodes[row]), int(batch.committed[row]))
             drawn, taken, script = self.drawn[row], self._taken[row], batch.scripts[row]
             distribution = probabilities[row].tobytes()

@@ -132,9 +132,10 @@ class Round:
         if choices is None:
             choices = KeyedChoices(state.sampling.seeds, state.sampling.completion, state.lengths)
         context = self.context(params, state)
-        # A round emits one token more than it accepts: never draft what the budget cannot hold.
+        # A round emits one token more than it accepts: never draft deeper than the budget can hold.
         room = jnp.where(state.running, state.limits - state.lengths - 1, 0)
-        num_draft = jnp.clip(room, 0, self.drafter.tree.num_nodes)
+        tree = self.drafter.tree
+        num_draft = jnp.asarray(tree.nodes_within)[jnp.clip(room, 0, tree.depth)]
         draft, drafter = self.drafter.propose(drafter_params, state.drafter, context, choices, num_draft)
         asked = jnp.arange(draft.tree.num_nodes)[None, :] < num_draft[:, None]
         draft = draft.replace(valid=draft.valid & asked).checked()

@@ -1,22 +1,35 @@
 """Verification rules: which draft tokens stay, and which token follows them."""
 
-from specjax.verification.base import CHAIN, TREE, Rule, Verdict, check_fits
-from specjax.verification.match_walk import Greedy, Gumbel, Match, match_walk
-from specjax.verification.rejection import Token, residual_log_probs
+from specjax.verification.base import CHAIN, TREE, Rule, Verdict, check_fits, why_not
+from specjax.verification.kseq import KSeq
+from specjax.verification.match_walk import Greedy, Gumbel, Match, Membership, match_walk
+from specjax.verification.proposal import proposal_log_probs, residual_log_probs
+from specjax.verification.rejection import MultiRound, Token, WithoutReplacement
 from specjax.verification.rules import RULES, choose_rule
+from specjax.verification.traversal import Block, Traversal
+from specjax.verification.typical import Typical
 
 __all__ = [
     "CHAIN",
     "RULES",
     "TREE",
+    "Block",
     "Greedy",
     "Gumbel",
+    "KSeq",
     "Match",
+    "Membership",
+    "MultiRound",
     "Rule",
     "Token",
+    "Traversal",
+    "Typical",
     "Verdict",
+    "WithoutReplacement",
     "check_fits",
     "choose_rule",
     "match_walk",
+    "proposal_log_probs",
     "residual_log_probs",
+    "why_not",
 ]

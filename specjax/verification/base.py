@@ -13,6 +13,12 @@ from specjax.tree import ROOT, Draft, DraftTree, Law
 CHAIN = "chain"
 TREE = "tree"
 
+NOISE_COMES_AGAIN = (
+    "coupled drafts share the noise of a position with later rounds, and a rule that tests against q needs fresh noise; "
+    "use gumbel or match"
+)
+"""Why rules that test against q refuse coupled drafts."""
+
 
 @flax.struct.dataclass
 class Verdict:
@@ -38,6 +44,7 @@ class Rule(Protocol):
       seed_stable: whether emitted tokens depend on target, prompt and seed alone.
       laws: laws of draft tokens that it is right for, the one that it accepts most of first.
       shapes: ``CHAIN`` or also ``TREE``.
+      refusals: why it is not right for the other laws; may be left out.
     """
 
     name: str
@@ -53,13 +60,29 @@ class Rule(Protocol):
 
 def check_fits(rule: Rule, tree: DraftTree, laws: tuple[Law, ...]) -> None:
     """Raises ValueError if ``rule`` is not right for a draft of this shape and these laws."""
-    shape = CHAIN if tree.is_chain else TREE
+    for law in laws or (None,):
+        reason = why_not(rule, CHAIN if tree.is_chain else TREE, law)
+        if reason is not None:
+            raise ValueError(reason)
+
+
+def why_not(rule: Rule, shape: str, law: Law | None) -> str | None:
+    """Why ``rule`` does not take drafts of this shape whose tokens are drawn by ``law`` (None: no tokens); None if it does.
+
+    Example:
+      >>> from specjax.verification.rejection import Token
+      >>> why_not(Token(), TREE, Law.INDEPENDENT)
+      "rule 'token' takes drafts of shape ['chain']; this drafter proposes a tree"
+      >>> why_not(Token(), CHAIN, Law.DETERMINISTIC)
+    """
     if shape not in rule.shapes:
-        raise ValueError(f"rule {rule.name!r} takes drafts of shape {sorted(rule.shapes)}; this drafter proposes a {shape}")
-    for law in laws:
-        if law not in rule.laws:
-            accepted = [law.value for law in rule.laws]
-            raise ValueError(f"rule {rule.name!r} is right for the laws {accepted}; this drafter draws {law.value!r}")
+        return f"rule {rule.name!r} takes drafts of shape {sorted(rule.shapes)}; this drafter proposes a {shape}"
+    if law is None or law in rule.laws:
+        return None
+    accepted = [law.value for law in rule.laws]
+    reason = getattr(rule, "refusals", {}).get(law)
+    words = f"rule {rule.name!r} is right for the laws {accepted}; this drafter draws {law.value!r}"
+    return words if reason is None else f"{words}: {reason}"
 
 
 def check_inputs(draft: Draft, target_log_probs: jax.Array) -> None:

@@ -5,6 +5,8 @@ walk goes down to it, else y is the correction token; at a leaf y is the bonus t
 target's, so the rule is lossless for every drafter whatsoever. What differs is the noise of the draw:
 
 * ``match``: fresh noise at every node (as llama.cpp and others verify).
+* ``membership``: the same, under the name that it has where the children are the most likely tokens of the draft (EAGLE, Li et
+  al. 2024, arXiv:2401.15077): the walk goes down if the target's draw is a member of them.
 * ``gumbel``: argmax of log p + g with the noise g of the position, which depends on seed and position alone. The emitted
   tokens are then a function of target, prompt and seed (Daliri, Musco and Suresh 2024, arXiv:2408.07978), and a drafter
   that takes the top of log q + g with the same g meets them with probability at least (1 - TV) / (1 + TV).
@@ -15,6 +17,7 @@ emitted.
 """
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -87,6 +90,18 @@ class Match:
             return choices.categorical(Stream.MATCH, node, log_probs)
 
         return match_walk(draw, draft, target_log_probs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Membership(Match):
+    """Sample and match for deterministic children, where no rule that sees one level accepts more."""
+
+    name = "membership"
+    laws = (Law.DETERMINISTIC,)
+    refusals: ClassVar = dict.fromkeys(
+        (Law.INDEPENDENT, Law.WITHOUT_REPLACEMENT, Law.COUPLED),
+        "a drawn token would be met with probability sum(p q) only; use match, or a rule that tests against q",
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,52 +1,116 @@
-"""Rejection of draft tokens against the ratio of target and draft probability."""
+"""Top-down rejection: at every node the children are tested one after another against the ratio of p and q.
+
+At the root and at every accepted node, with r = p to begin with, for each child x in order, drawn from q (by its law)::
+
+    accept x with probability min(1, r(x) / q(x)); the walk goes on at x
+    else r becomes max(r - q, 0), normalised
+
+When no child is left the correction token is drawn from r; at a leaf that is p itself, and the token is the bonus.
+
+* ``token``: chains (Leviathan et al. 2023, arXiv:2211.17192, algorithm 1; Chen et al. 2023, arXiv:2302.01318).
+* ``multi_round``: several independent children (SpecInfer, Miao et al. 2024, arXiv:2305.09781, section 4.3).
+* ``without_replacement``: children without replacement (recursive rejection sampling: Jeon et al. 2024, arXiv:2402.14160;
+  Sequoia, Chen et al. 2024, arXiv:2402.12374).
+
+The residual is made only where something was rejected, and noise for a token only once, at the emitted position.
+"""
 
 import dataclasses
+from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from specjax.choices import Choices, Stream
-from specjax.tree import ROOT, Draft, Law, count_valid_prefix
-from specjax.verification.base import CHAIN, Verdict, check_inputs, no_path, take_node
+from specjax.tree import ROOT, Draft, Law
+from specjax.verification.base import CHAIN, NOISE_COMES_AGAIN, TREE, Verdict, check_inputs, no_path, take_node
+from specjax.verification.proposal import proposal_log_probs, residual_log_probs, without_broken_proposals
+
+NodeTest = Callable[[Draft, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+"""From draft, node [B], its children [B, ranks] (``ROOT`` where there is none that is valid) and log p [B, V] at the node to the
+accepted child [B] (``ROOT`` for none) and the log-probabilities [B, V] of the next token if the walk ends here."""
 
 
-def one_hot_log_probs(tokens: jax.Array, vocab_size: int, dtype) -> jax.Array:
-    """Log-probabilities [..., V] that put everything on ``tokens`` [...].
-
-    Example:
-      >>> one_hot_log_probs(jnp.array([1]), 3, jnp.float32).tolist()
-      [[-inf, 0.0, -inf]]
-    """
-    ids = jnp.expand_dims(jnp.arange(vocab_size), tuple(range(tokens.ndim)))
-    hot = ids == tokens[..., None]
-    return jnp.where(hot, jnp.asarray(0, dtype), jnp.asarray(-jnp.inf, dtype))
-
-
-def residual_log_probs(target: jax.Array, draft: jax.Array) -> jax.Array:
-    """log of max(p - q, 0), normalised: what a rejected token is replaced by.
+def walk_down(test: NodeTest, choices: Choices, draft: Draft, target_log_probs: jax.Array) -> Verdict:
+    """Walks from the root to accepted children until a node has none, and draws the next token there.
 
     Args:
-      target: [..., V], log p.
-      draft: [..., V], log q. A row with a NaN or +inf is not a distribution; the residual is then p.
-
-    Returns:
-      [..., V]. Where p - q is nowhere positive (p = q up to rounding) it is log p.
-
-    Example:
-      >>> p, q = jnp.array([0.5, 0.3, 0.2]), jnp.array([0.2, 0.3, 0.5])
-      >>> jnp.exp(residual_log_probs(jnp.log(p), jnp.log(q))).tolist()
-      [1.0, 0.0, 0.0]
+      test: decides about the children of one node.
+      choices: of the next token.
+      draft: what was proposed.
+      target_log_probs: [B, T, V].
     """
-    excess = jnp.maximum(jnp.exp(target) - jnp.exp(draft), 0)
-    total = jnp.sum(excess, axis=-1, keepdims=True)
-    # log(0) = -inf is meant: such a token cannot be drawn.
-    usable = jnp.isfinite(total) & (total > 0)
-    return jnp.where(usable, jnp.log(excess) - jnp.log(jnp.where(usable, total, 1)), target)
+    check_inputs(draft, target_log_probs)
+    batch, depth = draft.tokens.shape[0], draft.tree.depth
+    draft = without_broken_proposals(draft)
+    root = jnp.full((batch,), ROOT, jnp.int32)
+    start = (jnp.int32(0), root, jnp.ones((batch,), bool), no_path(batch, depth), root, target_log_probs[:, ROOT])
+
+    def unfinished(walk):
+        return jnp.any(walk[2])
+
+    def step(walk):
+        level, node, walking, path, num_accepted, emitted = walk
+        children = jnp.asarray(draft.tree.children_table)[node]
+        drafted = jnp.take_along_axis(draft.valid, jnp.maximum(children - 1, 0), axis=1)
+        children = jnp.where(drafted & walking[:, None], children, ROOT)
+        target = take_node(target_log_probs, node)
+        child, left = test(draft, node, children, target)
+        emitted = jnp.where(walking[:, None], left, emitted)
+        found = child > ROOT
+        node = jnp.where(found, child, node)
+        path = jnp.where((jnp.arange(depth)[None, :] == level) & found[:, None], node[:, None], path)
+        return level + 1, node, found, path, num_accepted + found, emitted
+
+    _, node, _, path, num_accepted, emitted = jax.lax.while_loop(unfinished, step, start) if depth else start
+    return Verdict(path, num_accepted, choices.categorical(Stream.EMIT, node, emitted))
+
+
+def acceptance_probability(target: jax.Array, draft: jax.Array, token: jax.Array, log_scale=0.0) -> jax.Array:
+    """[B] min(1, p(x) / (q(x) scale)) at ``token`` [B]; 0 where p(x) is 0, NaN (never accepted) where q is.
+
+    Args:
+      target: [B, V], log p.
+      draft: [B, V], log q.
+      token: [B].
+      log_scale: [B] or a number, log of what q is multiplied by.
+    """
+    p, q = (jnp.take_along_axis(values, token[:, None], axis=1)[:, 0] for values in (target, draft))
+    return jnp.where(jnp.isneginf(p), 0, jnp.exp(jnp.minimum(p - q - log_scale, 0)))
+
+
+def one_after_another(choices: Choices) -> NodeTest:
+    """The test that passes on the residual of a rejected child to the next child."""
+
+    def test(draft, node, children, target):
+        def one(rank, carry):
+            accepted, left = carry
+            child = jnp.take(children, rank, axis=1)
+            child = jnp.where(accepted == ROOT, child, ROOT)
+            testing = child > ROOT
+            drafted = jnp.maximum(child, 1)  # a node to look at where none is tested
+            proposed = proposal_log_probs(draft, drafted, target.shape[1], target.dtype)
+            token = jnp.take_along_axis(draft.tokens, drafted[:, None] - 1, axis=1)[:, 0]
+            probability = jnp.where(testing, acceptance_probability(left, proposed, token), 0)
+            passed = choices.bernoulli(Stream.ACCEPT, child, probability) & testing
+            rejected = testing & ~passed
+            left = jax.lax.cond(
+                jnp.any(rejected),
+                lambda left: jnp.where(rejected[:, None], residual_log_probs(left, proposed), left),
+                lambda left: left,
+                left,
+            )
+            return jnp.where(passed, child, accepted), left
+
+        return jax.lax.fori_loop(0, children.shape[1], one, (jnp.full_like(node, ROOT), target))
+
+    return test
 
 
 @dataclasses.dataclass(frozen=True)
 class Token:
-    """Token verification (Leviathan et al. 2023, arXiv:2211.17192, algorithm 1; Chen et al. 2023, arXiv:2302.01318).
+    """Token verification of chains.
 
     Draft token x is accepted with probability min(1, p(x) / q(x)); at the first rejection the correction token is drawn from
     max(p - q, 0), normalised; if all pass, the bonus token is drawn from p. A token of p(x) = 0 is never accepted, and a q
@@ -58,41 +122,30 @@ class Token:
     seed_stable = False
     laws = (Law.INDEPENDENT, Law.WITHOUT_REPLACEMENT, Law.DETERMINISTIC)
     shapes = frozenset({CHAIN})
+    refusals: ClassVar = {Law.COUPLED: NOISE_COMES_AGAIN}
 
     def __call__(self, choices: Choices, draft: Draft, target_log_probs: jax.Array) -> Verdict:
         """See :class:`specjax.verification.base.Rule`."""
-        check_inputs(draft, target_log_probs)
-        batch, num_nodes = draft.tokens.shape
-        if num_nodes == 0:
-            token = choices.categorical(Stream.EMIT, ROOT, target_log_probs[:, ROOT])
-            return Verdict(no_path(batch, 0), jnp.zeros((batch,), jnp.int32), token)
-        vocab_size, dtype = target_log_probs.shape[-1], target_log_probs.dtype
-        deterministic = jnp.array([law is Law.DETERMINISTIC for law in draft.laws])
+        return walk_down(one_after_another(choices), choices, draft, target_log_probs)
 
-        def at_token(log_probs):
-            return jnp.take_along_axis(log_probs, draft.tokens[..., None], axis=-1)[..., 0]
 
-        target_at_token = at_token(target_log_probs[:, :-1])
-        if draft.parent_log_probs is None:
-            draft_at_token = jnp.zeros_like(target_at_token)
-        else:
-            draft_at_token = jnp.where(deterministic[None], 0, at_token(draft.parent_log_probs)).astype(dtype)
-        nodes = jnp.arange(1, num_nodes + 1)
-        # NaN passes through the minimum and counts as 0; +inf in q gives probability 0.
-        probability = jnp.where(jnp.isneginf(target_at_token), 0, jnp.exp(jnp.minimum(target_at_token - draft_at_token, 0)))
-        passed = choices.bernoulli(Stream.ACCEPT, nodes, probability)
-        num_accepted = count_valid_prefix(passed & draft.valid)
-        path = jnp.where(nodes[None, :] <= num_accepted[:, None], nodes[None, :], ROOT).astype(jnp.int32)
+@dataclasses.dataclass(frozen=True)
+class MultiRound(Token):
+    """Several children of a node, each drawn from q independently of the others."""
 
-        # The chain's node i is the parent of node i + 1, so num_accepted is also the node where the walk ended.
-        target = take_node(target_log_probs, num_accepted)
-        child = jnp.minimum(num_accepted, num_nodes - 1)
-        one_hot = one_hot_log_probs(take_node(draft.tokens, child), vocab_size, dtype)
-        if draft.parent_log_probs is None:
-            proposed = one_hot
-        else:
-            proposed = take_node(draft.parent_log_probs.astype(dtype), child)
-            proposed = jnp.where(deterministic[child][:, None], one_hot, proposed)
-        rejected = (num_accepted < num_nodes) & take_node(draft.valid, child)
-        emitted = jnp.where(rejected[:, None], residual_log_probs(target, proposed), target)
-        return Verdict(path, num_accepted, choices.categorical(Stream.EMIT, num_accepted, emitted))
+    name = "multi_round"
+    laws = (Law.INDEPENDENT, Law.DETERMINISTIC)
+    shapes = frozenset({CHAIN, TREE})
+    refusals: ClassVar = {
+        Law.COUPLED: NOISE_COMES_AGAIN,
+        Law.WITHOUT_REPLACEMENT: "later siblings come from what earlier ones left of q; use without_replacement or traversal",
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class WithoutReplacement(Token):
+    """Children drawn without replacement, in any mixture with independent and deterministic ones."""
+
+    name = "without_replacement"
+    laws = (Law.WITHOUT_REPLACEMENT, Law.INDEPENDENT, Law.DETERMINISTIC)
+    shapes = frozenset({CHAIN, TREE})

@@ -2,10 +2,28 @@
 
 from specjax.tree import DraftTree, Law
 from specjax.verification.base import Rule, check_fits
-from specjax.verification.match_walk import Greedy, Gumbel, Match
-from specjax.verification.rejection import Token
+from specjax.verification.kseq import KSeq
+from specjax.verification.match_walk import Greedy, Gumbel, Match, Membership
+from specjax.verification.rejection import MultiRound, Token, WithoutReplacement
+from specjax.verification.traversal import Block, Traversal
+from specjax.verification.typical import Typical
 
-RULES: dict[str, Rule] = {rule.name: rule for rule in (Greedy(), Gumbel(), Match(), Token())}
+RULES: dict[str, Rule] = {
+    rule.name: rule
+    for rule in (
+        Greedy(),
+        Gumbel(),
+        Match(),
+        Membership(),
+        Token(),
+        Block(),
+        MultiRound(),
+        WithoutReplacement(),
+        KSeq(),
+        Traversal(),
+        Typical(),
+    )
+}
 """The rules that are built in."""
 
 
@@ -52,7 +70,7 @@ def choose_rule(rule, tree: DraftTree, law_choices: tuple[Law, ...], greedy: boo
 
 def _strongest(tree: DraftTree, law_choices: tuple[Law, ...], greedy: bool) -> Rule:
     """The lossless rule that accepts most; of equals the seed-stable one."""
-    if greedy or Law.INDEPENDENT not in law_choices or not tree.is_chain:
-        # Deterministic drafts are accepted with probability p(x) by every rule here.
+    if greedy or not {Law.INDEPENDENT, Law.WITHOUT_REPLACEMENT} & set(law_choices):
+        # Deterministic drafts are accepted with probability p(x) by every rule.
         return RULES["gumbel"]
-    return RULES["token"]
+    return RULES["block" if tree.is_chain else "traversal"]

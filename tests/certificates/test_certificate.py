@@ -144,7 +144,7 @@ def test_the_tiny_models_see_mask_and_cache(wrong):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"rule": "tokens"}, r"rule is 'tokens'; it must be one of \['greedy', 'gumbel', 'match', 'token'\]"),
+        ({"rule": "tokens"}, r"rule is 'tokens'; it must be one of \['block', 'greedy', 'gumbel', "),
         ({"rule": "match", "vocab_size": 1}, "vocab_size is 1; it must be a whole number of at least 2"),
         ({"rule": "match", "depth": -1}, "depth is -1; it must be a whole number of at least 0"),
         ({"rule": "match", "rounds": 0}, "rounds is 0; it must be a whole number of at least 1"),

@@ -7,7 +7,7 @@ from specjax.certificates import Branches, EnumeratingChoices, branch_out
 from specjax.choices import KeyedChoices, Stream
 from specjax.tree import Draft, DraftTree, Law
 from specjax.verification import Token, residual_log_probs
-from specjax.verification.rejection import one_hot_log_probs
+from specjax.verification.proposal import one_hot_log_probs
 from tests.verification.scripted import Scripted
 
 INDEPENDENT = Law.INDEPENDENT
@@ -70,11 +70,12 @@ def test_what_is_asked_and_decided():
     assert verdict.num_accepted.tolist() == [0, 1, 2, 3]
     assert verdict.path.tolist() == [[0, 0, 0], [1, 0, 0], [1, 2, 0], [1, 2, 3]]
     assert verdict.next_token.tolist() == [10, 11, 12, 13]
-    (stream, nodes, probability), (emit_stream, emit_node, emitted) = choices.asked
-    assert (stream, nodes, emit_stream, emit_node) == ("ACCEPT", [1, 2, 3], "EMIT", [0, 1, 2, 3])
-    np.testing.assert_allclose(probability, [ratios] * 4, rtol=1e-5)
+    # No coin behind a rejection.
+    for row, coins in choices.probabilities().items():
+        assert coins == pytest.approx(dict(zip((1, 2, 3)[: row + 1], ratios, strict=False)))
+    assert choices.asked[-1][:2] == ("EMIT", [0, 1, 2, 3])
     # max(p - q, 0), normalised, of the node that the row ended at; the bonus token comes from p.
-    np.testing.assert_allclose(emitted, [[1, 0, 0], [0, 0.75, 0.25], [0, 0, 1], [0.7, 0.2, 0.1]], atol=1e-5)
+    np.testing.assert_allclose(choices.emitted, [[1, 0, 0], [0, 0.75, 0.25], [0, 0, 1], [0.7, 0.2, 0.1]], atol=1e-5)
 
 
 def test_rows_with_fewer_valid_drafts():
@@ -83,16 +84,16 @@ def test_rows_with_fewer_valid_drafts():
     choices = Scripted(tokens=[[0, 1, 2]] * 4, coins=[[0.1, 0.1]] * 4)
     verdict = Token()(choices, draft, log([[P, [0.1, 0.2, 0.7], [0.3, 0.3, 0.4]]] * 4))
     assert verdict.num_accepted.tolist() == [0, 1, 2, 0]
-    np.testing.assert_allclose(choices.asked[1][2], [P, [0.1, 0.2, 0.7], [0.3, 0.3, 0.4], P], rtol=1e-5)
+    np.testing.assert_allclose(choices.emitted, [P, [0.1, 0.2, 0.7], [0.3, 0.3, 0.4], P], rtol=1e-5)
 
 
 def test_deterministic_drafts_are_accepted_with_their_probability():
     draft = chain_draft([[1, 2]])
     choices = Scripted(tokens=[[0, 0, 0]], coins=[[0.29, 0.21]])
     verdict = Token()(choices, draft, log([[P, P, P]]))
-    np.testing.assert_allclose(choices.asked[0][2], [[0.3, 0.2]], rtol=1e-6)
+    assert choices.probabilities()[0] == pytest.approx({1: 0.3, 2: 0.2})
     assert verdict.num_accepted.tolist() == [1]
-    np.testing.assert_allclose(choices.asked[1][2], [[0.625, 0.375, 0]], rtol=1e-6)
+    np.testing.assert_allclose(choices.emitted, [[0.625, 0.375, 0]], rtol=1e-6)
 
 
 def test_laws_may_differ_by_node():
@@ -100,7 +101,7 @@ def test_laws_may_differ_by_node():
     draft = chain_draft([[0, 0]], [[[0.51, 0.49], [0.8, 0.2]]], laws=(Law.DETERMINISTIC, INDEPENDENT))
     choices = Scripted(tokens=[[0, 0, 0]], coins=[[0.5, 0.99]])
     Token()(choices, draft, log([[[0.51, 0.49], [0.4, 0.6], [0.5, 0.5]]]))
-    np.testing.assert_allclose(choices.asked[0][2], [[0.51, 0.5]], rtol=1e-6)
+    assert choices.probabilities()[0] == pytest.approx({1: 0.51, 2: 0.5})
 
 
 def test_nothing_drafted():
@@ -170,8 +171,8 @@ def test_impossible_tokens_are_never_accepted(q):
     draft = chain_draft([[0]], [[[q, 0.5, 0.5]]])
     verdict = Token()(choices, draft, log([[[0.0, 0.6, 0.4], P]]))
     assert verdict.num_accepted.tolist() == [0]
-    np.testing.assert_allclose(choices.asked[1][2][0, 0], 0)
-    assert np.isfinite(choices.asked[1][2]).all()
+    np.testing.assert_allclose(choices.emitted[0, 0], 0)
+    assert np.isfinite(choices.emitted).all()
 
 
 def test_rows_equal_rows_alone():

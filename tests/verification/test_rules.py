@@ -6,7 +6,7 @@ import pytest
 
 import specjax.verification
 from specjax.tree import Draft, DraftTree, Law
-from specjax.verification import CHAIN, RULES, TREE, Greedy, Gumbel, Match, Token, check_fits, choose_rule
+from specjax.verification import CHAIN, RULES, TREE, Greedy, Match, Token, check_fits, choose_rule, why_not
 
 DETERMINISTIC, INDEPENDENT, COUPLED, WITHOUT = (
     Law.DETERMINISTIC,
@@ -18,15 +18,30 @@ CHAIN_4, FORK = DraftTree.chain(4), DraftTree((-1, 0, 0))
 
 
 def test_the_table_of_rules():
-    assert {"greedy": Greedy(), "gumbel": Gumbel(), "match": Match(), "token": Token()} == RULES
     table = {name: (set(rule.laws), set(rule.shapes), rule.lossless, rule.seed_stable) for name, rule in RULES.items()}
-    every = set(Law)
+    every, fresh = set(Law), set(Law) - {COUPLED}
+    both = {CHAIN, TREE}
     assert table == {
-        "greedy": (every, {CHAIN, TREE}, True, True),
-        "gumbel": (every, {CHAIN, TREE}, True, True),
-        "match": (every, {CHAIN, TREE}, True, False),
-        "token": (every - {COUPLED}, {CHAIN}, True, False),
+        "greedy": (every, both, True, True),
+        "gumbel": (every, both, True, True),
+        "match": (every, both, True, False),
+        "membership": ({DETERMINISTIC}, both, True, False),
+        "token": (fresh, {CHAIN}, True, False),
+        "block": (fresh, {CHAIN}, True, False),
+        "multi_round": ({INDEPENDENT, DETERMINISTIC}, both, True, False),
+        "without_replacement": (fresh, both, True, False),
+        "kseq": ({INDEPENDENT}, both, True, False),
+        "traversal": (fresh, both, True, False),
+        "typical": (every, both, False, False),
     }
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_every_law_is_taken_or_refused_with_a_reason(rule):
+    for law in Law:
+        reason = why_not(rule, CHAIN, law)
+        assert (reason is None) == (law in rule.laws)
+        assert reason is None or ("this drafter draws" in reason and "use " in reason)
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -39,11 +54,12 @@ def test_rules_are_static_parts_of_a_compiled_round(rule):
 @pytest.mark.parametrize(
     ("law_choices", "tree", "greedy", "rule", "law"),
     [
-        ((INDEPENDENT, COUPLED, DETERMINISTIC), CHAIN_4, False, "token", INDEPENDENT),
+        ((INDEPENDENT, COUPLED, DETERMINISTIC), CHAIN_4, False, "block", INDEPENDENT),
         ((INDEPENDENT, COUPLED, DETERMINISTIC), CHAIN_4, True, "gumbel", COUPLED),
         ((DETERMINISTIC,), CHAIN_4, False, "gumbel", DETERMINISTIC),
         ((DETERMINISTIC,), FORK, False, "gumbel", DETERMINISTIC),
-        ((INDEPENDENT,), FORK, False, "gumbel", INDEPENDENT),
+        ((INDEPENDENT,), FORK, False, "traversal", INDEPENDENT),
+        ((COUPLED, INDEPENDENT, WITHOUT), FORK, False, "traversal", WITHOUT),
         ((), DraftTree.chain(0), False, "gumbel", DETERMINISTIC),
     ],
 )
@@ -67,7 +83,7 @@ def test_a_rule_takes_the_law_that_it_likes_best(rule, law_choices, law):
 
 
 def test_unknown_rules():
-    with pytest.raises(ValueError, match=r"rule is 'tokn'; it must be 'auto' or one of \['greedy', 'gumbel', 'match', 'token'\]"):
+    with pytest.raises(ValueError, match=r"rule is 'tokn'; it must be 'auto' or one of \['block', 'greedy', 'gumbel', "):
         choose_rule("tokn", CHAIN_4, (INDEPENDENT,), greedy=False)
 
 
@@ -106,7 +122,7 @@ def test_shapes_are_checked(rule):
         rule(None, draft, jnp.zeros((2, 3, 7)))
     with pytest.raises(AssertionError, match=r"\(1, 4, 7\)"):
         rule(None, draft, jnp.zeros((1, 4, 7)))
-    if rule.name == "token":
+    if rule.name in ("token", "block"):
         with pytest.raises(AssertionError, match=r"\(2, 3, 8\)"):
             rule(None, draft.replace(parent_log_probs=jnp.zeros((2, 3, 8))), jnp.zeros((2, 4, 7)))
 

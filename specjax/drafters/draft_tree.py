@@ -1,0 +1,102 @@
+"""A small model drafts a tree: at every inner node the children are drawn from its output there.
+
+The model's cache holds committed tokens only. Level by level the nodes that have children go through the model with their
+ancestors, as a block behind the cache with the tree's mask; a pass over a few more tokens costs little where a
+pass is bound by reading the weights, and nothing has to be cut out of the cache afterwards::
+
+    level 0   the committed text up to the root        children of the root are drawn
+    level 1   1 2                                      children of 1 and 2
+    level 2   1 2, and their children that go on       children of those
+"""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.drafters.base import Context
+from specjax.drafters.draw import draw_children, only_where
+from specjax.drafters.model_drafter import ModelDrafter
+from specjax.tree import ROOT, Draft, DraftTree, Law
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftTreeModel(ModelDrafter):
+    """The drafter's functions; see :func:`specjax.drafters.draft_model`.
+
+    Attributes:
+      tree: topology of every proposal.
+      laws: a law for every draft node; None until a run fixes one.
+    """
+
+    tree: DraftTree = dataclasses.field(default_factory=lambda: DraftTree.chain(1))
+    laws: tuple[Law, ...] | None = None
+    law_choices = (Law.WITHOUT_REPLACEMENT, Law.INDEPENDENT, Law.COUPLED, Law.DETERMINISTIC)
+
+    @property
+    def steady_width(self) -> int:
+        """See :class:`ModelDrafter`; accepted tokens were never in the cache."""
+        return self.tree.depth + 1
+
+    @property
+    def most_emitted(self) -> int:
+        """See :class:`ModelDrafter`."""
+        return self.tree.depth + 1
+
+    def with_law(self, law):
+        """See :meth:`specjax.drafters.Drafter.with_law`; a tree whose laws are fixed already keeps them."""
+        return self if self.laws is not None else dataclasses.replace(self, laws=(law,) * self.tree.num_nodes)
+
+    def propose(self, params, state, context: Context, choices, num_draft):
+        """See :meth:`specjax.drafters.Drafter.propose`."""
+        tree, batch = self.tree, num_draft.shape[0]
+        deep_enough = jnp.asarray(tree.depths[1:])[None, :] <= self.room(state, context)[:, None]
+        asked = (jnp.arange(tree.num_nodes)[None, :] < num_draft[:, None]) & deep_enough
+        nothing = (
+            jnp.zeros((batch, tree.num_nodes), jnp.int32),
+            jnp.zeros((batch, tree.num_nodes), bool),
+            jnp.zeros((batch, len(tree.inner_nodes), context.logits_width), context.logits_dtype),
+            state.cache,
+        )
+        tokens, valid, log_probs, cache = jax.lax.cond(
+            jnp.any(asked),
+            lambda nothing: self._draft(params, context, choices, asked, *nothing),
+            lambda nothing: nothing,
+            nothing,
+        )
+        return Draft(tokens, valid & asked, log_probs, tree, self.laws).checked(), state.replace(cache=cache)
+
+    def _draft(self, params, context, choices, asked, tokens, valid, log_probs, cache):
+        tree = self.tree
+        cache, hidden = self.feed_up_to_root(params, cache, context, jnp.any(asked, axis=1))
+        for depth, inner in itertools.groupby(sorted(tree.inner_nodes, key=lambda n: tree.depths[n]), lambda n: tree.depths[n]):
+            inner = list(inner)
+            if depth > 0:
+                hidden = self._outputs(params, context, cache, tokens, inner)
+            level_log_probs = self.log_probs(params, hidden, context)
+            children = [child for node in inner for child in tree.children[node]]
+            noise = None
+            if any(self.laws[child - 1] is Law.COUPLED for child in children):
+                noise = choices.gumbel(depth, context.logits_width, context.logits_dtype)
+            for place, node in enumerate(inner):
+                nodes = tree.children[node]
+                drawing = asked[:, nodes[0] - 1] & (valid[:, node - 1] if node > ROOT else True)
+                row_log_probs = level_log_probs[:, place]
+                laws = [self.laws[child - 1] for child in nodes]
+                drawn, possible = draw_children(choices, laws, nodes, only_where(drawing, row_log_probs), noise)
+                index = np.array(nodes) - 1
+                tokens = tokens.at[:, index].set(drawn)
+                valid = valid.at[:, index].set(possible & drawing[:, None])
+                log_probs = log_probs.at[:, tree.inner_index[node]].set(row_log_probs)
+        return tokens, valid, log_probs, cache
+
+    def _outputs(self, params, context, cache, tokens, inner):
+        """Hidden states [B, len(inner), E] at the nodes ``inner``, which go through the model with their ancestors."""
+        tree = self.tree
+        fed = sorted({ancestor for node in inner for ancestor in tree.paths[node]})
+        mask = tree.ancestor_mask[np.ix_(fed, fed)]
+        positions = context.lengths[:, None] - 1 + jnp.asarray(np.array(tree.depths)[fed], jnp.int32)[None, :]
+        output = self.model.apply(params, tokens[:, np.array(fed) - 1], positions, cache, jnp.asarray(mask))
+        return output.hidden[:, np.array([fed.index(node) for node in inner])]

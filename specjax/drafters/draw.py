@@ -1,0 +1,69 @@
+"""How draft tokens are drawn from q, by law.
+
+Letters in shapes: B rows, V vocabulary, k earlier siblings.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from specjax.choices import Choices, Stream
+from specjax.tree import Law
+
+
+def draw_children(
+    choices: Choices, laws: Sequence[Law], nodes: Sequence[int], log_probs: jax.Array, noise: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Draws the children of one node, in order.
+
+    ``independent``: from q. ``without_replacement``: from q less the earlier siblings. ``deterministic``: the most likely that no
+    earlier sibling is. ``coupled``: the same with the noise of the position added.
+
+    Args:
+      choices: where randomness comes from.
+      laws: of each child.
+      nodes: number of each child.
+      log_probs: [B, V], log q at the parent.
+      noise: [B, V], shared Gumbel noise of the position; None where no law is coupled.
+
+    Returns:
+      tokens [B, children] int32, and possible [B, children]: false where q has no token left to draw.
+
+    Example:
+      >>> laws, q = (Law.DETERMINISTIC,) * 3, jnp.log(jnp.array([[0.2, 0.8, 0.0]]))
+      >>> tokens, possible = draw_children(None, laws, (1, 2, 3), q, None)
+      >>> tokens.tolist()[0][:2], possible.tolist()
+      ([1, 0], [[True, True, False]])
+    """
+    drawn, possible = [], []
+    # Of the tokens that earlier siblings left.
+    left = log_probs
+    row = jnp.arange(log_probs.shape[0])
+    for law, node in zip(laws, nodes, strict=True):
+        available = jnp.max(left, axis=-1) > -jnp.inf
+        if law is Law.INDEPENDENT:
+            token = choices.categorical(Stream.DRAFT, node, log_probs)
+            available = jnp.ones_like(available)
+        elif law is Law.WITHOUT_REPLACEMENT:
+            token = choices.categorical(Stream.DRAFT, node, _normalised(left))
+        elif law is Law.DETERMINISTIC:
+            token = jnp.argmax(left, axis=-1).astype(jnp.int32)
+        else:
+            token = jnp.argmax(left + noise, axis=-1).astype(jnp.int32)
+        drawn.append(token)
+        possible.append(available)
+        left = left.at[row, token].set(-jnp.inf)
+    return jnp.stack(drawn, axis=1), jnp.stack(possible, axis=1)
+
+
+def only_where(rows: jax.Array, log_probs: jax.Array) -> jax.Array:
+    """``log_probs`` [B, V] of the ``rows`` [B] that draw; the others get a certain token, which takes no noise."""
+    certain = jnp.where(jnp.arange(log_probs.shape[-1]) == 0, 0, -jnp.inf).astype(log_probs.dtype)
+    return jnp.where(rows[:, None], log_probs, certain[None])
+
+
+def _normalised(log_probs: jax.Array) -> jax.Array:
+    """Log-probabilities [B, V] of what is left; token 0 where nothing is."""
+    nothing = jnp.max(log_probs, axis=-1) == -jnp.inf
+    return jax.nn.log_softmax(only_where(~nothing, log_probs), axis=-1)

@@ -1,0 +1,135 @@
+"""Traversal verification: whole paths are tested, the deepest first (Weng et al. 2025, arXiv:2505.12398).
+
+The tree is gone through from leaf to root. Every node carries a weight, the probability with which its path is accepted once all
+below it was rejected; on the way down, for a child x that was drawn from q (by its law)::
+
+    w(root) = 1,   w(child) = min(1, w(node) p(x) / q(x))
+
+A leaf is accepted with probability w. Where a child is rejected, what it leaves to its parent is::
+
+    r = max(w p - q, 0),   S = sum r,   p becomes r / S,   w becomes S / (S + 1 - w)      (0 / 0 is 1)
+
+and the parent's next child is gone into with these; after its last child the parent is tested itself. The next token is drawn
+from what p has become at the accepted node.
+
+On a chain this is block verification (Sun et al. 2024, arXiv:2403.10444, algorithm 2), the best rule that looks at one
+path: the deepest node that passes counts, not the first failure.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.choices import Choices, Stream
+from specjax.tree import ROOT, Draft, DraftTree, Law
+from specjax.verification.base import CHAIN, NOISE_COMES_AGAIN, TREE, Verdict, check_inputs, no_path, take_node
+from specjax.verification.proposal import normalised_excess, proposal_log_probs, without_broken_proposals
+
+
+def visits(tree: DraftTree) -> tuple[np.ndarray, np.ndarray]:
+    """The order of a traversal: nodes [2 T - 1] and whether each visit goes down into the node, or leaves it.
+
+    Example:
+      >>> nodes, down = visits(DraftTree((-1, 0, 0, 1)))
+      >>> [f"{'down to' if d else 'test'} {node}" for node, d in zip(nodes, down)]
+      ['down to 1', 'down to 3', 'test 3', 'test 1', 'down to 2', 'test 2', 'test 0']
+    """
+    order = []
+
+    def go(node):
+        for child in tree.children[node]:
+            order.append((child, True))
+            go(child)
+        order.append((node, False))
+
+    go(ROOT)
+    nodes, down = zip(*order, strict=True)
+    return np.array(nodes, np.int32), np.array(down)
+
+
+@dataclasses.dataclass(frozen=True)
+class Traversal:
+    """Traversal verification of chains and trees."""
+
+    name = "traversal"
+    lossless = True
+    seed_stable = False
+    laws = (Law.WITHOUT_REPLACEMENT, Law.INDEPENDENT, Law.DETERMINISTIC)
+    shapes = frozenset({CHAIN, TREE})
+    refusals: ClassVar = {Law.COUPLED: NOISE_COMES_AGAIN}
+
+    def __call__(self, choices: Choices, draft: Draft, target_log_probs: jax.Array) -> Verdict:
+        """See :class:`specjax.verification.base.Rule`."""
+        check_inputs(draft, target_log_probs)
+        draft = without_broken_proposals(draft)
+        batch, depth = draft.tokens.shape[0], draft.tree.depth
+        if depth == 0:
+            token = choices.categorical(Stream.EMIT, ROOT, target_log_probs[:, ROOT])
+            return Verdict(no_path(batch, 0), jnp.zeros((batch,), jnp.int32), token)
+        vocab_size, dtype = target_log_probs.shape[-1], target_log_probs.dtype
+        nodes, down = map(jnp.asarray, visits(draft.tree))
+        parents = jnp.asarray(draft.tree.parents, jnp.int32)
+        # The root counts as drafted.
+        drafted = jnp.pad(draft.valid, ((0, 0), (1, 0)), constant_values=True)
+        tokens = jnp.pad(draft.tokens, ((0, 0), (1, 0)))
+
+        def proposal(node):
+            return proposal_log_probs(draft, jnp.broadcast_to(node, (batch,)), vocab_size, dtype)
+
+        def go_down(node, log_p, log_w, accepted):
+            parent, token = parents[node], tokens[:, node]
+            p = jnp.take_along_axis(log_p[:, parent], token[:, None], axis=1)[:, 0]
+            q = jnp.take_along_axis(proposal(node), token[:, None], axis=1)[:, 0]
+            weight = jnp.minimum(log_w[:, parent] + p - q, 0)
+            # What the target excludes is never accepted, whatever q is.
+            return log_p, log_w.at[:, node].set(jnp.where(jnp.isneginf(p), -jnp.inf, weight)), accepted
+
+        def test(node, log_p, log_w, accepted):
+            testing = (accepted < ROOT) & drafted[:, node]
+            probability = jnp.where(testing, jnp.exp(log_w[:, node]), 0)
+            passed = testing & choices.bernoulli(Stream.ACCEPT, node, probability)
+            accepted = jnp.where(passed, node, accepted)
+            rejected = testing & ~passed
+            log_p, log_w = jax.lax.cond(
+                jnp.any(rejected) & (node > ROOT), lambda *rest: reject(node, rejected, *rest), lambda *rest: rest, log_p, log_w
+            )
+            return log_p, log_w, accepted
+
+        def reject(node, rejected, log_p, log_w):
+            parent = jnp.maximum(parents[node], ROOT)
+            p, w = log_p[:, parent], log_w[:, parent]
+            left, total = normalised_excess(jnp.maximum(jnp.exp(w[:, None] + p) - jnp.exp(proposal(node)), 0), p)
+            whole = total - jnp.expm1(w)
+            weight = jnp.where(whole > 0, jnp.log(total) - jnp.log(whole), 0)
+            weight = jnp.where(jnp.isnan(total), w, weight)
+            log_p = log_p.at[:, parent].set(jnp.where(rejected[:, None], left, p))
+            return log_p, log_w.at[:, parent].set(jnp.where(rejected, weight, w))
+
+        def unfinished(carry):
+            index, _, _, accepted = carry
+            return (index < len(nodes)) & jnp.any(accepted < ROOT)
+
+        def visit(carry):
+            index, *rest = carry
+            return index + 1, *jax.lax.cond(down[index], go_down, test, nodes[index], *rest)
+
+        nothing = jnp.full((batch,), ROOT - 1, jnp.int32)
+        start = (jnp.int32(0), target_log_probs, jnp.zeros(drafted.shape, dtype), nothing)
+        _, log_p, _, accepted = jax.lax.while_loop(unfinished, visit, start)
+        # The root's weight is 1 all along.
+        accepted = jnp.maximum(accepted, ROOT)
+        num_accepted = jnp.asarray(draft.tree.depths, jnp.int32)[accepted]
+        token = choices.categorical(Stream.EMIT, accepted, take_node(log_p, accepted))
+        return Verdict(jnp.asarray(draft.tree.path_table)[accepted], num_accepted, token)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block(Traversal):
+    """Block verification: traversal of a chain."""
+
+    name = "block"
+    laws = (Law.INDEPENDENT, Law.WITHOUT_REPLACEMENT, Law.DETERMINISTIC)
+    shapes = frozenset({CHAIN})

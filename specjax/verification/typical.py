@@ -1,0 +1,67 @@
+"""Typical acceptance: keeps draft tokens that the target finds likely enough. It changes the distribution of the outputs.
+
+A draft token x is kept if p(x) > min(epsilon, delta exp(-H(p))), with H the entropy of p (Medusa, Cai et al. 2024,
+arXiv:2401.10774, section 2.3.1). The longest path of kept tokens is accepted, of equally long ones the most likely. Greedy rows
+come out as greedy.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from specjax.choices import Choices, Stream
+from specjax.tree import ROOT, Draft, Law
+from specjax.verification.base import CHAIN, TREE, Verdict, check_inputs, take_node
+
+
+@dataclasses.dataclass(frozen=True)
+class Typical:
+    """Typical acceptance; lossy, so a run needs ``allow_lossy=True``.
+
+    Attributes:
+      epsilon: a token at least this likely is always kept.
+      delta: share of exp(-H(p)) from which a token is kept.
+
+    Raises:
+      ValueError: names the argument, its value and the range.
+    """
+
+    epsilon: float = 0.09
+    delta: float = 0.3
+    name = "typical"
+    lossless = False
+    seed_stable = False
+    laws = (Law.DETERMINISTIC, Law.WITHOUT_REPLACEMENT, Law.INDEPENDENT, Law.COUPLED)
+    shapes = frozenset({CHAIN, TREE})
+    refusals: ClassVar = {}
+
+    def __post_init__(self):
+        for name in ("epsilon", "delta"):
+            value = getattr(self, name)
+            if not 0 < value <= 1:
+                raise ValueError(f"Typical: {name} is {value!r}; it must be in (0, 1]")
+
+    def __call__(self, choices: Choices, draft: Draft, target_log_probs: jax.Array) -> Verdict:
+        """See :class:`specjax.verification.base.Rule`."""
+        check_inputs(draft, target_log_probs)
+        tree = draft.tree
+        accepted = jnp.full(draft.tokens.shape[:1], ROOT, jnp.int32)
+        if tree.num_nodes:
+            at_parent = target_log_probs[:, jnp.asarray(tree.parents[1:])]
+            likely = jnp.take_along_axis(at_parent, draft.tokens[..., None], axis=2)[..., 0]
+            entropy = -jnp.sum(jnp.where(jnp.isneginf(at_parent), 0, jnp.exp(at_parent) * at_parent), axis=-1)
+            threshold = jnp.minimum(jnp.log(self.epsilon), jnp.log(self.delta) - entropy)
+            kept = draft.valid & (likely > threshold)
+            # A node counts if all on its path are kept; the path's log-likelihood breaks ties between depths.
+            on_path = jnp.asarray(tree.ancestor_mask[1:, 1:])[None]
+            whole = jnp.all(kept[:, None, :] | ~on_path, axis=-1)
+            depth = jnp.where(whole, jnp.asarray(tree.depths[1:], jnp.int32)[None, :], 0)
+            score = jnp.sum(jnp.where(on_path, likely[:, None, :], 0), axis=-1)
+            deepest = (depth == jnp.max(depth, axis=1, keepdims=True)) & whole
+            best = jnp.argmax(jnp.where(deepest, score, -jnp.inf), axis=1).astype(jnp.int32) + 1
+            accepted = jnp.where(jnp.any(whole, axis=1), best, ROOT)
+        num_accepted = jnp.asarray(tree.depths, jnp.int32)[accepted]
+        token = choices.categorical(Stream.EMIT, accepted, take_node(target_log_probs, accepted))
+        return Verdict(jnp.asarray(tree.path_table)[accepted], num_accepted, token)
