@@ -9,7 +9,7 @@ import dataclasses
 import pytest
 
 import specjax
-from specjax.models.decoder import Decoder
+from specjax.models.shallow import keep_layers
 
 PROMPTS = (
     [{"role": "user", "content": "Why is the sky blue?"}],
@@ -52,9 +52,7 @@ MIXED = [
 @pytest.fixture(scope="module")
 def shallow(smollm2):
     """The first layers of the default model: a bad draft with the right tokenizer."""
-    config = dataclasses.replace(smollm2.config, num_layers=2)
-    params = smollm2.params | {"layers": {index: smollm2.params["layers"][index] for index in range(2)}}
-    return dataclasses.replace(smollm2, functions=Decoder(config), params=params, name="two layers")
+    return keep_layers(smollm2, [0, 1])
 
 
 @pytest.fixture(scope="module")
