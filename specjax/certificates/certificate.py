@@ -20,12 +20,12 @@ import numpy as np
 from specjax.certificates.enumerator import CHUNK, Branches, EnumeratingChoices, branch_out, production_key
 from specjax.certificates.tiny import table_model
 from specjax.decoding.round import Round
-from specjax.decoding.state import NO_TOKEN, Finish
+from specjax.decoding.state import NO_TOKEN, Finish, Parameters
 from specjax.drafters.base import bind
 from specjax.drafters.draft_model import draft_model
 from specjax.models.loaded import Model
 from specjax.sampling.params import SamplingArrays, SamplingParams
-from specjax.sampling.transforms import to_log_probs
+from specjax.sampling.path import LogitsProcessor, PathDistribution
 from specjax.tree import Law
 from specjax.verification.base import Rule, check_fits
 from specjax.verification.match_walk import Greedy
@@ -84,6 +84,7 @@ def certify(
     target: Model | None = None,
     max_tokens: Sequence[int] | None = None,
     sampling: SamplingParams | None = None,
+    logits_processor: LogitsProcessor | None = None,
     seed: int = 0,
     key: Callable[[object, int, int], Hashable] = production_key,
 ) -> Certificate:
@@ -98,7 +99,8 @@ def certify(
       drafter: another drafter than the tiny draft model; ``depth`` is then that of its tree.
       target: another target than the tiny table of random distributions.
       max_tokens: budgets of new tokens; a row of the batch for each. None: as many as the rounds may emit.
-      sampling: temperature and filters of target and drafter; None is temperature 1 (0 for ``greedy``).
+      sampling: settings of target and drafter, stop ids included; None is temperature 1 (0 for ``greedy``).
+      logits_processor: as for ``specjax.generate``.
       seed: of the random distributions.
       key: what the keys of draws are derived from, to see what other keys would do.
 
@@ -157,10 +159,11 @@ def certify(
             logits_width=vocab_size,
             logits_dtype=jnp.float64,
             prefill_width=2,
+            logits_processor=logits_processor,
         )
-        params = jax.tree.map(jnp.asarray, (target.params, drafter.params))
+        params = jax.tree.map(jnp.asarray, Parameters(target.params, drafter.params))
         branches = _all_branches(program, params, starts, sampling, rounds, noise, key)
-        whole = _target_laws(program, params[0], longest, sampling)
+        whole = _target_laws(program, params, longest, sampling)
     laws = {start: whole[start.prompt].cut(start.max_tokens) for start in starts}
     return _compare(branches, starts, laws, noise if rule.seed_stable else None, rounds)
 
@@ -183,8 +186,7 @@ def _all_branches(program: Round, params, starts, sampling, rounds, noise, key) 
 
     @jax.jit
     def begin(params, tokens, lengths, limits):
-        no_stops = jnp.full((CHUNK, 1), NO_TOKEN, jnp.int32)
-        state = program.init(params, tokens, lengths, limits, no_stops, settings)
+        state = program.init(params, tokens, lengths, limits, _stop_ids(sampling, CHUNK), settings)
         for _ in range(num_chunks):
             state = program.prefill_chunk(params, state)
         return state
@@ -200,6 +202,11 @@ def _all_branches(program: Round, params, starts, sampling, rounds, noise, key) 
         running = branches.state.finish == Finish.RUNNING
         branches = branch_out(step, choices, branches, branches.state.lengths, running, noise)
     return branches
+
+
+def _stop_ids(sampling: SamplingParams, rows: int) -> jax.Array:
+    ids = np.array(sampling.stop_token_ids or (NO_TOKEN,), np.int32)
+    return jnp.asarray(np.tile(ids, (rows, 1)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,8 +253,12 @@ class _TargetLaw:
         return output
 
 
-def _target_laws(program: Round, params, length: int, sampling: SamplingParams) -> dict[tuple[int, ...], _TargetLaw]:
-    """The law of outputs of ``length`` tokens for every prompt, from one pass over whole sequences, without a cache."""
+def _target_laws(program: Round, params: Parameters, length: int, sampling: SamplingParams) -> dict[tuple[int, ...], _TargetLaw]:
+    """The law of outputs of ``length`` tokens for every prompt, from one pass over whole sequences, without a cache.
+
+    The tokens before each place count as committed: what the settings make of drafted ones is not taken for granted. Outputs
+    go on behind a stop id; those of a row that ended there are completed in the same way.
+    """
     vocab_size = program.vocab_size
     outputs = np.array(list(itertools.product(range(vocab_size), repeat=length)), np.int32)
     width = max(map(len, PROMPTS)) + length
@@ -256,19 +267,37 @@ def _target_laws(program: Round, params, length: int, sampling: SamplingParams) 
         tokens[row, :, : len(prompt)] = prompt
         tokens[row, :, len(prompt) : len(prompt) + length] = outputs
     tokens = tokens.reshape(-1, width)
+    prompt_lengths = np.repeat(np.array([len(prompt) for prompt in PROMPTS], np.int32), len(outputs))
     settings = SamplingArrays.stack([sampling] * len(tokens), [0] * len(tokens))
 
     @jax.jit
     def log_probs_of(params, tokens):
         positions = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32)[None], tokens.shape)
-        cache = program.target.init_cache(params, len(tokens), 1)
-        output = program.target.apply(params, tokens, positions, cache, None)
-        return to_log_probs(program.target.unembed(params, output.hidden), settings, vocab_size)
+        cache = program.target.init_cache(params.target, len(tokens), 1)
+        output = program.target.apply(params.target, tokens, positions, cache, None)
+        logits = program.target.unembed(params.target, output.hidden)
+        no_path, no_drafts = jnp.zeros((len(tokens), 1, 0), jnp.int32), jnp.zeros((1,), jnp.int32)
 
-    log_probs = np.asarray(log_probs_of(params, tokens)).reshape(len(PROMPTS), len(outputs), width, vocab_size)
+        def at(place):
+            lengths = prompt_lengths + place
+            distribution = PathDistribution.create(
+                settings,
+                tokens,
+                prompt_lengths,
+                lengths,
+                _stop_ids(sampling, len(tokens)),
+                vocab_size,
+                logits_processor=program.logits_processor,
+            )
+            newest = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)
+            return distribution.log_probs(newest, no_path, no_drafts)
+
+        return jnp.concatenate([at(place) for place in range(length)], axis=1)
+
+    log_probs = np.asarray(log_probs_of(params, tokens)).reshape(len(PROMPTS), len(outputs), length, vocab_size)
     laws = {}
     for row, prompt in enumerate(PROMPTS):
-        after = log_probs[row, :, len(prompt) - 1 : len(prompt) - 1 + length]
+        after = log_probs[row]
         laws[prompt] = _TargetLaw(np.exp(np.take_along_axis(after, outputs[..., None], axis=-1)[..., 0]), after)
     return laws
 

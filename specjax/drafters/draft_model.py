@@ -20,7 +20,6 @@ from specjax.choices import Stream, coupled_draw
 from specjax.drafters.base import BoundDrafter, Context, check_num_speculative_tokens
 from specjax.models.base import ModelFunctions
 from specjax.models.loaded import Model
-from specjax.sampling.transforms import to_log_probs
 from specjax.tree import ROOT, Draft, DraftTree, Law
 
 STEADY_WIDTH = 2
@@ -150,7 +149,7 @@ class DraftModel:
         hidden = jnp.take_along_axis(hidden, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)
 
         def draw(index, hidden, tokens, log_probs):
-            row_log_probs = self._log_probs(params, hidden, context)
+            row_log_probs = self._log_probs(params, hidden, context, tokens, index)
             token = self._draw(choices, index, row_log_probs)
             return tokens.at[:, index].set(token), log_probs.at[:, index].set(row_log_probs)
 
@@ -168,18 +167,21 @@ class DraftModel:
         )
         return tokens, log_probs, cache
 
-    def _log_probs(self, params, hidden, context):
-        """[B, V] log q at the target's width: ids that only one of the two vocabularies has get probability 0."""
+    def _log_probs(self, params, hidden, context, tokens, index):
+        """[B, V] log q behind the first ``index`` of the drafted ``tokens`` [B, K], at the target's width.
+
+        Ids that only one of the two vocabularies has get probability 0.
+        """
         logits = self.model.unembed(params, hidden)
         width = logits.shape[-1]
-        common = min(self.vocab_size, context.vocab_size)
         if width > context.logits_width:
             logits = logits[..., : context.logits_width]
         elif width < context.logits_width:
             padding = context.logits_width - width
             logits = jnp.pad(logits, ((0, 0), (0, 0), (0, padding)), constant_values=-jnp.inf)
         # In the dtype it is stored in, so that the token is drawn from the very numbers that the rule will see.
-        return to_log_probs(logits.astype(context.logits_dtype), context.sampling, common)[:, 0]
+        common = context.distribution.replace(vocab_size=min(self.vocab_size, context.vocab_size))
+        return common.log_probs(logits.astype(context.logits_dtype), tokens[:, None], jnp.reshape(index, (1,)))[:, 0]
 
     def _draw(self, choices, index, log_probs):
         """[B] the token of draft node ``index + 1``."""
@@ -193,8 +195,8 @@ class DraftModel:
 def draft_model(model: Model, num_speculative_tokens: int = 4) -> BoundDrafter:
     """A drafter that runs a small model with the target's tokenizer.
 
-    The draft model's distribution goes through the request's own temperature and filters, which raises acceptance; q is what
-    came out of them, so the rules stay exact.
+    The draft model's distribution goes through the request's own settings (penalties, filters and all the others, the draft
+    tokens so far included), which raises acceptance; q is what came out of them, so the rules stay exact.
 
     Args:
       model: any loaded model; its tokenizer is compared with the target's when a run starts.
