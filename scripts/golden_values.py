@@ -13,7 +13,8 @@ that is given ``NAME.json`` (model) and ``NAME-tokenizer.json``. About 0.6 MB in
 
 A model file holds for each token sequence, at some positions: ``ids`` (the eight likeliest tokens in order, then tokens
 spread over the vocabulary; every token, in order, for tiny models), their ``logits``, the ``log_sum_exp`` of all logits and
-the ``hidden_norm`` (Euclidean) of the final hidden state; and ``float32_error``, the largest difference of the float32 run.
+the ``hidden_norm`` (Euclidean) of the final hidden state; and of the float32 run ``float32_error``, the largest difference, and
+``float32_mean_square``, the mean of the squared differences.
 """
 
 import argparse
@@ -204,9 +205,9 @@ def golden_values(model, sequences, all_tokens=False):
         rounded = measure(rounded_hidden[name], rounded_logits[name], ids)
         record = {"name": name, "token_ids": token_ids, "positions": chosen_positions(len(token_ids)), "ids": ids.tolist()}
         record |= {key: significant(value.tolist()) for key, value in exact.items()}
-        record["float32_error"] = {
-            key: float(f"{(rounded[key].double() - value).abs().max().item():.3g}") for key, value in exact.items()
-        }
+        differences = {key: rounded[key].double() - value for key, value in exact.items()}
+        record["float32_error"] = {key: float(f"{d.abs().max().item():.3g}") for key, d in differences.items()}
+        record["float32_mean_square"] = {key: float(f"{d.square().mean().item():.3g}") for key, d in differences.items()}
         agree = (rounded_logits[name].argmax(dim=-1) == ids[:, 0]).all().item()
         print(
             f"  {name}: {len(token_ids)} tokens, float32 error {record['float32_error']}, top-1 {'same' if agree else 'DIFFERS'}"

@@ -65,8 +65,8 @@ def passes_only(program: Round, size):
     def run(params, state):
         tokens = jnp.full((1, size), 7, jnp.int32)
         positions = state.lengths[:, None] - 1 + jnp.arange(size)[None]
-        output = program.target.apply(params[0], tokens, positions, state.cache, None)
-        return program.target.unembed(params[0], output.hidden)[0, 0, :8], output.block.keys[0][0, 0, 0, 0]
+        output = program.target.apply(params.target, tokens, positions, state.cache, None)
+        return program.target.unembed(params.target, output.hidden)[0, 0, :8], output.block.keys[0][0, 0, 0, 0]
 
     return run
 

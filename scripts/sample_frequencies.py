@@ -49,7 +49,9 @@ def p_value(counts, probabilities):
     observed = np.append(counts[common], counts[~common].sum())
     wanted = np.append(expected[common], expected[~common].sum())
     kept = wanted > 0
-    return float(stats.chisquare(observed[kept], wanted[kept] / wanted[kept].sum() * observed[kept].sum()).pvalue), int(kept.sum())
+    return float(stats.chisquare(observed[kept], wanted[kept] / wanted[kept].sum() * observed[kept].sum()).pvalue), int(
+        kept.sum()
+    )
 
 
 def main():

@@ -14,9 +14,10 @@ from specjax.cache import KVBlock, KVCache
 from specjax.choices import KeyedChoices
 from specjax.decoding import prefill, run_rounds
 from specjax.decoding.generate import Batch
+from specjax.decoding.state import NO_TOKEN
 from specjax.drafters import Context
 from specjax.models.base import ModelOutput
-from specjax.sampling import SamplingArrays
+from specjax.sampling import PathDistribution, SamplingArrays
 
 STATES = 9973
 WIDTH = 52
@@ -101,10 +102,14 @@ def context(histories, params, vocab_size=VOCAB, width=WIDTH, capacity=64):
     tokens = np.full((len(histories), capacity + 1), 7, np.int32)  # behind the end stands something plausible
     for row, history in zip(tokens, histories, strict=True):
         row[: len(history)] = history
+    tokens, lengths = jnp.asarray(tokens), jnp.asarray([len(history) for history in histories], jnp.int32)
+    sampling = SamplingArrays.stack(params, [p.seed or 0 for p in params])
+    no_stops = jnp.full((len(histories), 1), NO_TOKEN, jnp.int32)
     return Context(
-        tokens=jnp.asarray(tokens),
-        lengths=jnp.asarray([len(history) for history in histories], jnp.int32),
-        sampling=SamplingArrays.stack(params, [p.seed or 0 for p in params]),
+        tokens=tokens,
+        lengths=lengths,
+        sampling=sampling,
+        distribution=PathDistribution.create(sampling, tokens, lengths, lengths, no_stops, vocab_size, width=width),
         target_params=(),
         target_cache=None,
         vocab_size=vocab_size,

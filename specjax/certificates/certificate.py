@@ -21,12 +21,12 @@ import numpy as np
 from specjax.certificates.enumerator import CHUNK, Branches, EnumeratingChoices, branch_out, production_key
 from specjax.certificates.tiny import table_model
 from specjax.decoding.round import Round
-from specjax.decoding.state import NO_TOKEN, Finish
+from specjax.decoding.state import NO_TOKEN, Finish, Parameters
 from specjax.drafters.base import bind
 from specjax.drafters.draft_model import draft_model
 from specjax.models.loaded import Model
 from specjax.sampling.params import SamplingArrays, SamplingParams
-from specjax.sampling.transforms import to_log_probs
+from specjax.sampling.path import LogitsProcessor, PathDistribution
 from specjax.tree import Law
 from specjax.verification.base import Rule, check_fits
 from specjax.verification.match_walk import Greedy
@@ -85,6 +85,7 @@ def certify(
     target: Model | None = None,
     max_tokens: Sequence[int] | None = None,
     sampling: SamplingParams | None = None,
+    logits_processor: LogitsProcessor | None = None,
     seed: int = 0,
     key: Callable[[object, int, int], Hashable] = production_key,
 ) -> Certificate:
@@ -99,7 +100,8 @@ def certify(
       drafter: another drafter than the tiny draft model; ``depth`` is then that of its tree.
       target: another target than the tiny table of random distributions.
       max_tokens: budgets of new tokens; a row of the batch for each. None: as many as the rounds may emit.
-      sampling: temperature and filters of target and drafter; None is temperature 1 (0 for ``greedy``).
+      sampling: settings of target and drafter, stop ids included; None is temperature 1 (0 for ``greedy``).
+      logits_processor: as for ``specjax.generate``.
       seed: of the random distributions.
       key: what the keys of draws are derived from, to see what other keys would do.
 
@@ -158,10 +160,11 @@ def certify(
             logits_width=vocab_size,
             logits_dtype=jnp.float64,
             prefill_width=2,
+            logits_processor=logits_processor,
         )
-        params = jax.tree.map(jnp.asarray, (target.params, drafter.params))
+        params = jax.tree.map(jnp.asarray, Parameters(target.params, drafter.params))
         branches = _all_branches(program, params, starts, sampling, rounds, noise, key)
-        whole = _target_laws(program, params[0], longest, sampling)
+        whole = _target_laws(program, params, longest, sampling)
     laws = {start: whole[start.prompt].cut(start.max_tokens) for start in starts}
     return _compare(branches, starts, laws, noise if rule.seed_stable else None, rounds)
 
@@ -192,15 +195,19 @@ def _choices(key) -> EnumeratingChoices:
     return EnumeratingChoices(key)
 
 
-def _settings(sampling: SamplingParams) -> SamplingArrays:
+def _settings(sampling: SamplingParams, rows: int = CHUNK) -> SamplingArrays:
     """Constants of what is compiled: XLA leaves out the filters that nobody asks for."""
-    return SamplingArrays.stack([sampling] * CHUNK, [0] * CHUNK)
+    return SamplingArrays.stack([sampling] * rows, [0] * rows)
+
+
+def _stop_ids(sampling: SamplingParams, rows: int = CHUNK) -> jax.Array:
+    ids = np.array(sampling.stop_token_ids or (NO_TOKEN,), np.int32)
+    return jnp.asarray(np.tile(ids, (rows, 1)))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _begin(program: Round, sampling, params, tokens, lengths, limits):
-    no_stops = jnp.full((CHUNK, 1), NO_TOKEN, jnp.int32)
-    state = program.init(params, tokens, lengths, limits, no_stops, _settings(sampling))
+    state = program.init(params, tokens, lengths, limits, _stop_ids(sampling), _settings(sampling))
     for _ in range(-(-max(map(len, PROMPTS)) // program.prefill_width)):
         state = program.prefill_chunk(params, state)
     return state.replace(sampling=None)
@@ -257,8 +264,12 @@ class _TargetLaw:
         return output
 
 
-def _target_laws(program: Round, params, length: int, sampling: SamplingParams) -> dict[tuple[int, ...], _TargetLaw]:
-    """The law of outputs of ``length`` tokens for every prompt, from one pass over whole sequences, without a cache."""
+def _target_laws(program: Round, params: Parameters, length: int, sampling: SamplingParams) -> dict[tuple[int, ...], _TargetLaw]:
+    """The law of outputs of ``length`` tokens for every prompt, from one pass over whole sequences, without a cache.
+
+    The tokens before each place count as committed: what the settings make of drafted ones is not taken for granted. Outputs
+    go on behind a stop id; those of a row that ended there are completed in the same way.
+    """
     vocab_size = program.vocab_size
     outputs = np.array(list(itertools.product(range(vocab_size), repeat=length)), np.int32)
     width = max(map(len, PROMPTS)) + length
@@ -267,23 +278,35 @@ def _target_laws(program: Round, params, length: int, sampling: SamplingParams) 
         tokens[row, :, : len(prompt)] = prompt
         tokens[row, :, len(prompt) : len(prompt) + length] = outputs
     tokens = tokens.reshape(-1, width)
-    log_probs = np.asarray(_teacher_forced(program, sampling, params, tokens)).reshape(
-        len(PROMPTS), len(outputs), width, vocab_size
-    )
+    prompt_lengths = np.repeat(np.array([len(prompt) for prompt in PROMPTS], np.int32), len(outputs))
+    log_probs = np.asarray(_teacher_forced(program, sampling, length, params, tokens, prompt_lengths))
+    log_probs = log_probs.reshape(len(PROMPTS), len(outputs), length, vocab_size)
     laws = {}
     for row, prompt in enumerate(PROMPTS):
-        after = log_probs[row, :, len(prompt) - 1 : len(prompt) - 1 + length]
+        after = log_probs[row]
         laws[prompt] = _TargetLaw(np.exp(np.take_along_axis(after, outputs[..., None], axis=-1)[..., 0]), after)
     return laws
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _teacher_forced(program: Round, sampling, params, tokens):
-    """[rows, width, V] log-probabilities after every token of whole sequences [rows, width]."""
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _teacher_forced(program: Round, sampling, length: int, params, tokens, prompt_lengths):
+    """[rows, length, V] log-probabilities of every place behind the prompts of whole sequences ``tokens`` [rows, width]."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
-    output = program.target.apply(params, tokens, positions, program.target.init_cache(params, len(tokens), 1), None)
-    settings = SamplingArrays.stack([sampling] * len(tokens), [0] * len(tokens))
-    return to_log_probs(program.target.unembed(params, output.hidden), settings, program.vocab_size)
+    cache = program.target.init_cache(params.target, len(tokens), 1)
+    output = program.target.apply(params.target, tokens, positions, cache, None)
+    logits = program.target.unembed(params.target, output.hidden)
+    settings, stop_ids = _settings(sampling, len(tokens)), _stop_ids(sampling, len(tokens))
+    no_path, no_drafts = jnp.zeros((len(tokens), 1, 0), jnp.int32), jnp.zeros((1,), jnp.int32)
+
+    def at(place):
+        lengths = prompt_lengths + place
+        distribution = PathDistribution.create(
+            settings, tokens, prompt_lengths, lengths, stop_ids, program.vocab_size, logits_processor=program.logits_processor
+        )
+        newest = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)
+        return distribution.log_probs(newest, no_path, no_drafts)
+
+    return jnp.concatenate([at(place) for place in range(length)], axis=1)
 
 
 def _compare(branches: Branches, starts, laws, noise, rounds) -> Certificate:

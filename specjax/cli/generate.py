@@ -25,6 +25,10 @@ def generate(
     top_p: options.TopP = 1.0,
     top_k: options.TopK = 0,
     min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    min_tokens: options.MinTokens = 0,
     seed: options.Seed = None,
     allow_lossy: options.AllowLossy = False,
     as_json: options.Json = False,
@@ -51,7 +55,16 @@ def generate(
 
     try:
         params = specjax.SamplingParams(
-            temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            min_tokens=min_tokens,
+            seed=seed,
+            max_tokens=max_tokens,
         )
         # All that is wrong with the call is said before a model is loaded, or downloaded.
         laws = {"draft": DraftModel.law_choices, "lookup": PromptLookup.law_choices, "none": ()}[kind]

@@ -63,6 +63,18 @@ TopK = Annotated[int, typer.Option(metavar="N", help="Keep this many of the most
 MinP = Annotated[
     float, typer.Option(metavar="X", help="Drop tokens below this share of the most likely one's probability; 0 keeps all.")
 ]
+RepetitionPenalty = Annotated[
+    float,
+    typer.Option(metavar="X", help="Above 1, tokens of the prompt and the answer so far become less likely; 1 changes nothing."),
+]
+PresencePenalty = Annotated[
+    float, typer.Option(metavar="X", help="Subtracted from the logits of tokens that the answer has, -2 to 2.")
+]
+FrequencyPenalty = Annotated[
+    float,
+    typer.Option(metavar="X", help="Subtracted from the logits once for every time that the answer has the token, -2 to 2."),
+]
+MinTokens = Annotated[int, typer.Option(metavar="N", help="New tokens before the answer may end.")]
 Seed = Annotated[
     int | None,
     typer.Option(metavar="N", help="Makes a run repeatable; by default one is drawn and reported.", show_default=False),
@@ -103,6 +115,13 @@ RENAMED = {
     "top-p": "--top-p",
     "top-k": "--top-k",
     "min-p": "--min-p",
+    "repeat-penalty": "--repetition-penalty",
+    "repetition-penalty": "--repetition-penalty",
+    "presence-penalty": "--presence-penalty",
+    "frequency-penalty": "--frequency-penalty",
+    "min-length": "--min-tokens",
+    "min-new-tokens": "--min-tokens",
+    "min-tokens": "--min-tokens",
     "allow-lossy": "--allow-lossy",
 }
 

@@ -3,13 +3,14 @@
 from specjax.decoding.costs import propose_seconds
 from specjax.decoding.generate import Completion, Piece, generate, stream
 from specjax.decoding.round import Round, prefill, run_rounds
-from specjax.decoding.state import DecodingState, DispatchInfo, Finish, RoundInfo
+from specjax.decoding.state import DecodingState, DispatchInfo, Finish, Parameters, RoundInfo
 
 __all__ = [
     "Completion",
     "DecodingState",
     "DispatchInfo",
     "Finish",
+    "Parameters",
     "Piece",
     "Round",
     "RoundInfo",

@@ -17,7 +17,7 @@ from specjax.decoding.state import DecodingState
 def _propose(program: Round, params, state: DecodingState):
     choices = KeyedChoices(state.sampling.seeds, state.sampling.completion, state.lengths)
     num_draft = jnp.full_like(state.lengths, program.drafter.tree.num_nodes)
-    draft, _ = program.drafter.propose(params[1], state.drafter, program.context(params, state), choices, num_draft)
+    draft, _ = program.drafter.propose(params.drafter, state.drafter, program.context(params, state), choices, num_draft)
     return draft
 
 

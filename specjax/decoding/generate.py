@@ -5,7 +5,7 @@ import functools
 import secrets
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.round import Round, prefill, run_rounds
-from specjax.decoding.state import NO_TOKEN, DecodingState, Finish
+from specjax.decoding.state import NO_TOKEN, DecodingState, Finish, Parameters
 from specjax.drafters.base import BoundDrafter, bind
 from specjax.models.loaded import Model
 from specjax.sampling.params import SamplingArrays, SamplingParams
+from specjax.sampling.path import LogitsProcessor
 from specjax.statistics import Stats
 from specjax.text import IncrementalDecoder
 from specjax.tree import Law
@@ -75,6 +76,7 @@ def generate(
     drafter: Any = None,
     rule: Any = "auto",
     *,
+    logits_processor: LogitsProcessor | None = None,
     allow_lossy: bool = False,
 ) -> list[Completion]:
     """Completes one or many prompts, with or without speculation; the distribution of the outputs is the target's alone.
@@ -86,6 +88,10 @@ def generate(
       params: settings for all prompts, or a list with one for each.
       drafter: from ``specjax.drafters``, or None for plain decoding.
       rule: a rule's name, a rule object, or ``"auto"``: the lossless rule that accepts most of what the drafter proposes.
+      logits_processor: a function ``(tokens [S], prompt_length, length, logits [V]) -> logits [V]`` in JAX, applied to the logits
+        of every next token, inside drafts too: ``tokens[:length]`` is the text before it. V is the width of the model's logits;
+        ids beyond its vocabulary get probability 0 in any case. It is compiled into the round: pass the same function again
+        rather than a new one.
       allow_lossy: whether a rule that changes the distribution may be used.
 
     Returns:
@@ -94,7 +100,7 @@ def generate(
     Raises:
       ValueError: names the argument, its value and what would be right, before any model runs.
     """
-    batch = Batch.prepare(model, prompts, params, drafter, rule, allow_lossy)
+    batch = Batch.prepare(model, prompts, params, drafter, rule, allow_lossy, logits_processor)
     for _ in batch.run():
         pass
     return batch.completions()
@@ -107,13 +113,14 @@ def stream(
     drafter: Any = None,
     rule: Any = "auto",
     *,
+    logits_processor: LogitsProcessor | None = None,
     allow_lossy: bool = False,
 ) -> Iterator[Piece]:
     """Completes one prompt and yields its text as it comes, a round at a time; see :func:`generate` for the arguments.
 
     The texts of the pieces join to the completion's text. Errors in the arguments are raised by the call itself.
     """
-    batch = Batch.prepare(model, [prompt], params, drafter, rule, allow_lossy)
+    batch = Batch.prepare(model, [prompt], params, drafter, rule, allow_lossy, logits_processor)
     return _pieces(batch, model)
 
 
@@ -137,7 +144,7 @@ class Batch:
     Attributes:
       program: what is compiled.
       model: the target.
-      params: ``(target's, drafter's)`` parameters.
+      params: of target and drafter.
       prompts: token ids of each prompt.
       sampling: settings of each.
       seeds: the seeds in use.
@@ -148,7 +155,7 @@ class Batch:
 
     program: Round
     model: Model
-    params: tuple
+    params: Parameters
     prompts: list[list[int]]
     sampling: list[SamplingParams]
     seeds: list[int]
@@ -164,7 +171,7 @@ class Batch:
         self._seconds = {"prefill_seconds": 0.0, "decode_seconds": 0.0, "compile_seconds": 0.0}
 
     @classmethod
-    def prepare(cls, model, prompts, params, drafter, rule, allow_lossy) -> "Batch":
+    def prepare(cls, model, prompts, params, drafter, rule, allow_lossy, logits_processor=None) -> "Batch":
         """Checks everything and lays out the batch; no model runs."""
         if not isinstance(model, Model):
             raise ValueError(f"model is {type(model).__name__}; it must be a specjax.Model (see specjax.load_model)")
@@ -181,7 +188,9 @@ class Batch:
         if not each or len(sampling) != len(prompts):
             raise ValueError(f"params is {params!r:.200}; it must be one SamplingParams or {len(prompts)}, one for each prompt")
         for index, settings in enumerate(sampling):
-            _check_stop_ids(model, settings, index)
+            _check_ids(model, settings, index)
+        if logits_processor is not None:
+            check_processor(logits_processor, model)
         bound: BoundDrafter = bind(drafter)
         bound.check_target(model)
         chosen, law = choose_rule(
@@ -199,12 +208,13 @@ class Batch:
             rule=chosen,
             vocab_size=model.vocab_size,
             logits_width=model.logits.shape[-1],
-            logits_dtype=jnp.promote_types(model.logits.dtype, jnp.float32),
+            logits_dtype=logits_dtype(model),
+            logits_processor=logits_processor,
         )
         prefill_width = next((width for width in PREFILL_WIDTHS if longest - 1 <= width), PREFILL_WIDTHS[-1])
         seeds = [secrets.randbits(32) if p.seed is None else p.seed for p in sampling]
         capacity = round_capacity(most - 1)
-        return cls(program, model, (model.params, bound.params), prompts, sampling, seeds, capacity, prefill_width, law)
+        return cls(program, model, Parameters(model.params, bound.params), prompts, sampling, seeds, capacity, prefill_width, law)
 
     def initial_state(self) -> DecodingState:
         """The prompts on the device, nothing of them fed yet."""
@@ -346,7 +356,28 @@ def prompt_ids(model: Model, prompt, index: int) -> list[int]:
     return [int(token) for token in ids]
 
 
-def _check_stop_ids(model: Model, settings: SamplingParams, index: int) -> None:
-    for token in settings.stop_token_ids:
-        if token >= model.vocab_size:
-            raise ValueError(f"params[{index}]: stop_token_ids holds {token}; ids of this model are below {model.vocab_size}")
+def logits_dtype(model: Model):
+    """Dtype in which the model's logits become probabilities, at least float32."""
+    return jnp.promote_types(model.logits.dtype, jnp.float32)
+
+
+def check_processor(logits_processor, model: Model) -> None:
+    """Raises ValueError unless ``logits_processor`` is what ``generate`` takes. Nothing is computed."""
+    name = f"logits_processor is {logits_processor!r}"
+    if not callable(logits_processor) or not isinstance(logits_processor, Hashable):
+        raise ValueError(f"{name}; it must be a hashable function (tokens, prompt_length, length, logits) -> logits")
+    logits = jax.ShapeDtypeStruct(model.logits.shape, logits_dtype(model))
+    text, number = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((model.max_positions,), ()))
+    try:
+        result = jax.eval_shape(logits_processor, text, number, number, logits)
+    except Exception as error:
+        raise ValueError(f"{name}; traced by JAX it fails: {error}") from error
+    if jax.tree.structure(result) != jax.tree.structure(logits) or (result.shape, result.dtype) != (logits.shape, logits.dtype):
+        raise ValueError(f"{name}; it must return {logits.dtype.name}{list(logits.shape)}, not {result}")
+
+
+def _check_ids(model: Model, settings: SamplingParams, index: int) -> None:
+    for name, ids in (("stop_token_ids", settings.stop_token_ids), ("logit_bias", settings.logit_bias or ())):
+        for token in ids:
+            if token >= model.vocab_size:
+                raise ValueError(f"params[{index}]: {name} holds {token}; ids of this model are below {model.vocab_size}")

@@ -21,11 +21,11 @@ import jax
 import jax.numpy as jnp
 
 from specjax.choices import Choices, KeyedChoices
-from specjax.decoding.state import NO_TOKEN, Counters, DecodingState, DispatchInfo, Finish, RoundInfo
+from specjax.decoding.state import NO_TOKEN, Counters, DecodingState, DispatchInfo, Finish, Parameters, RoundInfo
 from specjax.drafters.base import Context, Drafter
 from specjax.models.base import ModelFunctions
 from specjax.sampling.params import SamplingArrays
-from specjax.sampling.transforms import to_log_probs
+from specjax.sampling.path import LogitsProcessor, PathDistribution, tree_paths
 from specjax.tree import ROOT, Draft
 from specjax.verification.base import Rule, Verdict
 
@@ -43,6 +43,7 @@ class Round:
       logits_dtype: dtype in which they become probabilities, at least float32.
       rounds_per_dispatch: R, rounds that one call of ``run_rounds`` may run.
       prefill_width: prompt tokens per pass of ``prefill``.
+      logits_processor: a user's own transform of the target's logits, or None.
     """
 
     target: ModelFunctions
@@ -53,12 +54,13 @@ class Round:
     logits_dtype: Any
     rounds_per_dispatch: int = 8
     prefill_width: int = 64
+    logits_processor: LogitsProcessor | None = None
 
-    def init(self, params, tokens, lengths, limits, stop_token_ids, sampling: SamplingArrays) -> DecodingState:
+    def init(self, params: Parameters, tokens, lengths, limits, stop_token_ids, sampling: SamplingArrays) -> DecodingState:
         """A batch of prompts, nothing of which has been through a model.
 
         Args:
-          params: ``(target's, drafter's)``.
+          params: of target and drafter.
           tokens: [B, S + 1] int32, prompts; their capacity S is the cache's.
           lengths: [B] int32, prompt lengths, at least 1.
           limits: [B] int32, lengths at which the rows end, at most S + 1.
@@ -67,30 +69,29 @@ class Round:
         """
         batch, width = tokens.shape
         chex.assert_shape([lengths, limits], (batch,))
-        target_params, drafter_params = params
         return DecodingState(
             tokens=tokens,
+            prompt_lengths=lengths,
             lengths=lengths,
             limits=limits,
             finish=jnp.where(lengths < limits, Finish.RUNNING, Finish.LENGTH).astype(jnp.int32),
             stop_token_ids=stop_token_ids,
             sampling=sampling,
-            cache=self.target.init_cache(target_params, batch, width - 1),
+            cache=self.target.init_cache(params.target, batch, width - 1),
             observed=jnp.zeros((batch,), jnp.int32),
-            drafter=self.drafter.init(drafter_params, batch, width - 1),
+            drafter=self.drafter.init(params.drafter, batch, width - 1),
             counters=Counters.zeros(batch, self.drafter.tree.depth, self.logits_dtype),
         )
 
-    def prefill_chunk(self, params, state: DecodingState) -> DecodingState:
+    def prefill_chunk(self, params: Parameters, state: DecodingState) -> DecodingState:
         """Feeds the next ``prefill_width`` prompt tokens of every row to the target and shows them to the drafter.
 
         All but the newest token of a row go through the target; the first round feeds that one.
         """
-        target_params, drafter_params = params
         start = state.cache.lengths
         counts = jnp.clip(state.lengths - 1 - start, 0, self.prefill_width)
         places = start[:, None] + jnp.arange(self.prefill_width)[None, :]
-        output = self.target.apply(target_params, _gather(state.tokens, places), places, state.cache, None)
+        output = self.target.apply(params.target, _gather(state.tokens, places), places, state.cache, None)
         nodes = jnp.broadcast_to(jnp.arange(self.prefill_width), places.shape)
         # The pass has read the cache before it is written to: the compiler needs no copy of it.
         output, cache = jax.lax.optimization_barrier((output, state.cache))
@@ -103,32 +104,42 @@ class Round:
         features = jnp.where((before >= 0)[..., None, None], features, 0)
         observed = start + counts + 1
         drafter = self.drafter.observe(
-            drafter_params, state.drafter, _gather(state.tokens, places), features, observed - state.observed
+            params.drafter, state.drafter, _gather(state.tokens, places), features, observed - state.observed
         )
         return state.replace(cache=cache, drafter=drafter, observed=observed)
 
-    def context(self, params, state: DecodingState) -> Context:
+    def context(self, params: Parameters, state: DecodingState) -> Context:
         """What the drafter may read of ``state``."""
+        distribution = PathDistribution.create(
+            state.sampling,
+            state.tokens,
+            state.prompt_lengths,
+            state.lengths,
+            state.stop_token_ids,
+            self.vocab_size,
+            width=self.logits_width,
+            logits_processor=self.logits_processor,
+        )
         return Context(
             tokens=state.tokens,
             lengths=state.lengths,
             sampling=state.sampling,
-            target_params=params[0],
+            distribution=distribution,
+            target_params=params.target,
             target_cache=state.cache,
             vocab_size=self.vocab_size,
             logits_width=self.logits_width,
             logits_dtype=self.logits_dtype,
         )
 
-    def step(self, params, state: DecodingState, choices: Choices | None = None) -> tuple[DecodingState, RoundInfo]:
+    def step(self, params: Parameters, state: DecodingState, choices: Choices | None = None) -> tuple[DecodingState, RoundInfo]:
         """One round.
 
         Args:
-          params: ``(target's, drafter's)``.
+          params: of target and drafter.
           state: a batch whose prompts are in.
           choices: where randomness comes from; keys of the rows' seeds unless a certificate enumerates.
         """
-        target_params, drafter_params = params
         if choices is None:
             choices = KeyedChoices(state.sampling.seeds, state.sampling.completion, state.lengths)
         context = self.context(params, state)
@@ -136,11 +147,11 @@ class Round:
         room = jnp.where(state.running, state.limits - state.lengths - 1, 0)
         tree = self.drafter.tree
         num_draft = jnp.asarray(tree.nodes_within)[jnp.clip(room, 0, tree.depth)]
-        draft, drafter = self.drafter.propose(drafter_params, state.drafter, context, choices, num_draft)
+        draft, drafter = self.drafter.propose(params.drafter, state.drafter, context, choices, num_draft)
         asked = jnp.arange(draft.tree.num_nodes)[None, :] < num_draft[:, None]
         draft = draft.replace(valid=draft.valid & asked).checked()
 
-        log_probs, features, block = self._verify_pass(target_params, state, draft)
+        log_probs, features, block = self._verify_pass(params.target, state, draft, context.distribution)
         verdict = self.rule(choices, draft, log_probs)
 
         path_nodes = jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=ROOT)
@@ -148,7 +159,7 @@ class Round:
         counts, finish = self._ends(state, emitted, verdict, log_probs)
         cache = state.cache.commit(block, path_nodes, counts)
         # The feature before an emitted token is that of the node whose output it was drawn from.
-        drafter = self.drafter.observe(drafter_params, drafter, emitted, _gather(features, path_nodes), counts)
+        drafter = self.drafter.observe(params.drafter, drafter, emitted, _gather(features, path_nodes), counts)
         place = jnp.arange(emitted.shape[1])[None, :]
         written = jnp.where(place < counts[:, None], state.lengths[:, None] + place, state.tokens.shape[1])
         tokens = state.tokens.at[jnp.arange(emitted.shape[0])[:, None], written].set(emitted, mode="drop")
@@ -165,7 +176,7 @@ class Round:
         drafted = jnp.sum(draft.valid, dtype=jnp.int32)
         return state, RoundInfo(jnp.where(place < counts[:, None], emitted, NO_TOKEN), counts, drafted)
 
-    def _verify_pass(self, params, state: DecodingState, draft: Draft):
+    def _verify_pass(self, params, state: DecodingState, draft: Draft, distribution: PathDistribution):
         """Target log-probabilities [B, T, V], features [B, T, F, E] and block of the root and all draft nodes.
 
         Where no row drafted anything the pass is over the root alone: a draft that is not there costs nothing.
@@ -175,12 +186,13 @@ class Round:
         tokens = jnp.concatenate([root, draft.tokens], axis=1)
         positions = state.lengths[:, None] - 1 + jnp.asarray(tree.depths, jnp.int32)[None, :]
         block_mask = None if tree.is_chain else jnp.asarray(tree.ancestor_mask)
+        path_tokens, path_lengths = tree_paths(tree, draft.tokens)
 
         def passed(size):
             mask = None if block_mask is None else block_mask[:size, :size]
             output = self.target.apply(params, tokens[:, :size], positions[:, :size], state.cache, mask)
             logits = self.target.unembed(params, output.hidden).astype(self.logits_dtype)
-            log_probs = to_log_probs(logits, state.sampling, self.vocab_size)
+            log_probs = distribution.log_probs(logits, path_tokens[:, :size], path_lengths[:size])
             return log_probs, output.features, output.block
 
         if tree.num_nodes == 0:

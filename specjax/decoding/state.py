@@ -27,7 +27,7 @@ class Finish(enum.IntEnum):
     LENGTH = 2
     """It reached ``max_tokens`` or the end of the context."""
     NAN = 3
-    """The target's output for its next token was not a number; the tokens before it were emitted."""
+    """The target's output for its next token was not a number, or no token was allowed; the tokens before it were emitted."""
 
 
 @flax.struct.dataclass
@@ -56,11 +56,25 @@ class Counters:
 
 
 @flax.struct.dataclass
+class Parameters:
+    """What a compiled round computes with, beside the state: one pytree.
+
+    Attributes:
+      target: the target's parameters.
+      drafter: the drafter's.
+    """
+
+    target: Any
+    drafter: Any = ()
+
+
+@flax.struct.dataclass
 class DecodingState:
     """A batch between two rounds.
 
     Attributes:
       tokens: [B, S + 1] int32, prompt and emitted tokens; valid below ``lengths``.
+      prompt_lengths: [B] int32, how many of them are the prompt's.
       lengths: [B] int32, committed tokens n. The target's cache holds n - 1 of them: the newest is not in it.
       limits: [B] int32, the row ends at this length.
       finish: [B] int32, a :class:`Finish`; only RUNNING rows take part in rounds.
@@ -73,6 +87,7 @@ class DecodingState:
     """
 
     tokens: jax.Array
+    prompt_lengths: jax.Array
     lengths: jax.Array
     limits: jax.Array
     finish: jax.Array

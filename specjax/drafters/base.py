@@ -14,6 +14,7 @@ from specjax.cache import KVCache
 from specjax.choices import Choices
 from specjax.models.loaded import Model
 from specjax.sampling.params import SamplingArrays
+from specjax.sampling.path import PathDistribution
 from specjax.tree import Draft, DraftTree, Law
 
 
@@ -25,6 +26,8 @@ class Context:
       tokens: [B, S] int32, prompt and committed tokens; entries from ``lengths[b]`` on are not valid.
       lengths: [B] int32, committed length; ``tokens[b, lengths[b] - 1]`` is the root of the draft.
       sampling: settings of the rows.
+      distribution: what turns logits at any place behind the committed text into the log-probabilities of the row's settings; the
+        target's go through the same.
       target_params: the target's parameters.
       target_cache: the target's cache: ``lengths - 1`` entries.
       vocab_size: ids that may be drafted are below this.
@@ -35,6 +38,7 @@ class Context:
     tokens: jax.Array
     lengths: jax.Array
     sampling: SamplingArrays
+    distribution: PathDistribution
     target_params: Any
     target_cache: KVCache
     vocab_size: int = flax.struct.field(pytree_node=False)

@@ -85,7 +85,7 @@ class DraftModel(ModelDrafter):
         cache, hidden = self.feed_up_to_root(params, cache, context, num_draft > 0)
 
         def draw(index, hidden, tokens, log_probs, drafted, newest):
-            row_log_probs = self.log_probs(params, hidden, context)[:, 0]
+            row_log_probs = self.log_probs(params, hidden, context, tokens[:, None], jnp.reshape(index, (1,)))[:, 0]
             # Rows that stopped, at this step or before, stay where they are.
             going = (drafted == index) & (index < num_draft)
             if self.stop is not None:
@@ -106,7 +106,7 @@ class DraftModel(ModelDrafter):
             return index + 1, cache, *draw(index, hidden, tokens, log_probs, drafted, newest)
 
         # The last draft token is not fed: its own continuation is the bonus token, which the target draws.
-        first = draw(0, hidden, tokens, log_probs, drafted, jnp.zeros(drafted.shape, log_probs.dtype))
+        first = draw(jnp.int32(0), hidden, tokens, log_probs, drafted, jnp.zeros(drafted.shape, log_probs.dtype))
         _, cache, tokens, log_probs, drafted, _ = jax.lax.while_loop(unfinished, feed_and_draw, (jnp.int32(1), cache, *first))
         return tokens, log_probs, drafted, cache
 
@@ -128,8 +128,8 @@ def draft_model(
 ) -> BoundDrafter:
     """A drafter that runs a small model with the target's tokenizer.
 
-    The draft model's distribution goes through the request's own sampling settings, which raises acceptance; q is what
-    came out of them, so the rules stay exact.
+    The draft model's distribution goes through the request's own settings (penalties, filters and all the others, the draft
+    tokens so far included), which raises acceptance; q is what came out of them, so the rules stay exact.
 
     Args:
       model: any loaded model; its tokenizer is compared with the target's when a run starts.

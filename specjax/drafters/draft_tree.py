@@ -19,6 +19,7 @@ import numpy as np
 from specjax.drafters.base import Context
 from specjax.drafters.draw import draw_children, only_where
 from specjax.drafters.model_drafter import ModelDrafter
+from specjax.sampling.path import tree_paths
 from specjax.tree import ROOT, Draft, DraftTree, Law
 
 
@@ -75,7 +76,9 @@ class DraftTreeModel(ModelDrafter):
             inner = list(inner)
             if depth > 0:
                 hidden = self._outputs(params, context, cache, tokens, inner)
-            level_log_probs = self.log_probs(params, hidden, context)
+            path_tokens, path_lengths = tree_paths(tree, tokens)
+            places = np.array(inner)
+            level_log_probs = self.log_probs(params, hidden, context, path_tokens[:, places], path_lengths[places])
             children = [child for node in inner for child in tree.children[node]]
             noise = None
             if any(self.laws[child - 1] is Law.COUPLED for child in children):

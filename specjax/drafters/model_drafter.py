@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from specjax.cache import KVCache
 from specjax.drafters.base import Context
 from specjax.models.base import ModelFunctions
-from specjax.sampling.transforms import to_log_probs
 
 CATCH_UP_WIDTH = 32
 """Tokens per pass for rows that lack more than a round's worth."""
@@ -116,15 +115,25 @@ class ModelDrafter:
         """[B] how deep a draft may be: its last token is drawn at position lengths - 1 + depth - 1 of the model."""
         return jnp.minimum(state.cache.capacity, self.max_positions) - context.lengths + 1
 
-    def log_probs(self, params: Any, hidden: jax.Array, context: Context) -> jax.Array:
-        """[B, T, V] log q at the target's width: ids that only one of the two vocabularies has get probability 0."""
+    def log_probs(self, params: Any, hidden: jax.Array, context: Context, path_tokens, path_lengths) -> jax.Array:
+        """[B, T, V] log q at nodes with these paths, at the target's width.
+
+        Ids that only one of the two vocabularies has get probability 0.
+
+        Args:
+          params: the drafter's.
+          hidden: [B, T, E].
+          context: of the round.
+          path_tokens: [B, T, D] int32, the draft tokens that lead to each node, its own included.
+          path_lengths: [T] int32, how many there are.
+        """
         logits = self.model.unembed(params, hidden)
         width = logits.shape[-1]
-        common = min(self.vocab_size, context.vocab_size)
         if width > context.logits_width:
             logits = logits[..., : context.logits_width]
         elif width < context.logits_width:
             padding = context.logits_width - width
             logits = jnp.pad(logits, ((0, 0), (0, 0), (0, padding)), constant_values=-jnp.inf)
         # In the dtype it is stored in, so that the token is drawn from the very numbers that the rule will see.
-        return to_log_probs(logits.astype(context.logits_dtype), context.sampling, common)
+        common = context.distribution.replace(vocab_size=min(self.vocab_size, context.vocab_size))
+        return common.log_probs(logits.astype(context.logits_dtype), path_tokens, path_lengths)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import flax.struct
 import jax
@@ -12,18 +12,22 @@ import numpy as np
 
 MAX_SEED = 2**64 - 1
 
+MAX_PENALTY = 2.0
+"""Bound of the presence and frequency penalties in both directions, as in vLLM and the OpenAI interface."""
+
+BIASES_STEP = 8
+"""The number of biased ids per row is rounded up to a multiple of this, so that it is no reason to compile again."""
+
+NO_ID = -1
+"""Fills places of id arrays where no id is."""
+
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy (as in vLLM): the division would overflow float32 for ordinary logits."""
 
 _LATER = {
     # Part of the public contract, not honoured yet. Anything but the neutral value is refused, never ignored.
     "n": 1,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "logit_bias": None,
     "stop": None,
-    "min_tokens": 0,
     "logprobs": None,
 }
 
@@ -32,8 +36,18 @@ _LATER = {
 class SamplingParams:
     """How one request is sampled. Names are vLLM's.
 
-    Order of the transforms: temperature, then ``min_p``, then ``top_k``, then ``top_p``, each on the distribution that
-    the earlier ones left. Tokens that tie at a filter's threshold are all kept.
+    Order of the transforms, as in vLLM:
+
+    1. ``allowed_tokens`` (an argument of ``generate``): what the grammar forbids gets probability 0;
+    2. ``min_tokens``: the ids that end the row get probability 0 until then;
+    3. ``logit_bias``;
+    4. ``logits_processor`` (an argument of ``generate``);
+    5. ``repetition_penalty``, then ``frequency_penalty``, then ``presence_penalty``;
+    6. temperature, then ``min_p``, then ``top_k``, then ``top_p``, each on the distribution that the earlier ones left. Tokens
+       that tie at a filter's threshold are all kept.
+
+    Greedy takes the most likely token after step 5. Inside a draft every node is treated as if the draft tokens before it had
+    been emitted. An id that is forbidden by one step stays so whatever comes later.
 
     Attributes:
       temperature: divides the logits; 0 (or below 1e-5) is greedy, and then the filters have nothing to do.
@@ -42,10 +56,15 @@ class SamplingParams:
       min_p: drops tokens less likely than this share of the most likely one's probability, in [0, 1]; 0 keeps all.
       max_tokens: new tokens at most, at least 1.
       seed: 0 to 2**64 - 1; None draws one, which the result reports.
+      repetition_penalty: logits of tokens that are in the prompt or the output are divided by it where they are positive, and
+        multiplied where they are negative; above 0, 1 changes nothing.
+      presence_penalty: is subtracted from the logits of tokens that are in the output, in [-2, 2].
+      frequency_penalty: is subtracted once for every time that the token is in the output, in [-2, 2].
+      logit_bias: dict from token id to a number that is added to its logit; ``-inf`` forbids the id.
+      min_tokens: no end or stop id before so many new tokens, 0 to ``max_tokens``.
       stop_token_ids: generation ends after any of these ids, beside the model's own end tokens.
       ignore_eos: goes on after the model's own end tokens.
-      n, repetition_penalty, presence_penalty, frequency_penalty, logit_bias, stop, min_tokens, logprobs: reserved; any value
-        but the neutral one is refused for now.
+      n, stop, logprobs: reserved; any value but the neutral one is refused for now.
 
     Raises:
       ValueError: names the argument, its value and the range.
@@ -71,7 +90,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] | None = None
+    logit_bias: dict[int, float] | None = dataclasses.field(default=None, hash=False)
     stop: str | Sequence[str] | None = None
     min_tokens: int = 0
     logprobs: int | None = None
@@ -82,6 +101,12 @@ class SamplingParams:
         self._real("top_p", lambda p: 0 < p <= 1, "in (0, 1]")
         self._real("min_p", lambda p: 0 <= p <= 1, "in [0, 1]")
         self._whole("max_tokens", 1, 2**31 - 1, "a whole number of at least 1")
+        # Compared as float32, which they are used in: what underflows to 0 there would divide by 0.
+        self._real("repetition_penalty", lambda r: 0 < _float32(r) < math.inf, "a number above 0 (1 changes nothing)")
+        for name in ("presence_penalty", "frequency_penalty"):
+            self._real(name, lambda f: -MAX_PENALTY <= f <= MAX_PENALTY, f"in [-{MAX_PENALTY:g}, {MAX_PENALTY:g}]")
+        self._whole("min_tokens", 0, self.max_tokens, f"a whole number from 0 to max_tokens ({self.max_tokens})")
+        self._biases()
         if self.seed is not None:
             self._whole("seed", 0, MAX_SEED, f"None or a whole number from 0 to {MAX_SEED}")
         if not isinstance(self.ignore_eos, bool):
@@ -114,10 +139,28 @@ class SamplingParams:
             self._refuse(name, right)
         object.__setattr__(self, name, int(value))
 
+    def _biases(self):
+        if self.logit_bias is None:
+            return
+        right = "a dict from token ids of at least 0 to finite numbers or -inf"
+        if not isinstance(self.logit_bias, Mapping):
+            self._refuse("logit_bias", right)
+        for token, bias in self.logit_bias.items():
+            if isinstance(token, bool) or not isinstance(token, numbers.Integral) or not 0 <= token < 2**31:
+                self._refuse("logit_bias", f"{right}; {token!r} is no token id")
+            if isinstance(bias, bool) or not isinstance(bias, numbers.Real) or not (_float32(bias) < math.inf):
+                self._refuse("logit_bias", f"{right}; that of {token} is {bias!r}")
+        object.__setattr__(self, "logit_bias", {int(token): float(bias) for token, bias in self.logit_bias.items()})
+
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature < GREEDY_BELOW
+
+
+def _float32(value) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
 
 
 @flax.struct.dataclass
@@ -129,6 +172,12 @@ class SamplingArrays:
       top_k: [B] int32; 0 keeps all.
       top_p: [B] float32; 1 keeps all.
       min_p: [B] float32; 0 keeps all.
+      repetition_penalty: [B] float32; 1 changes nothing.
+      presence_penalty: [B] float32; 0 changes nothing.
+      frequency_penalty: [B] float32; 0 changes nothing.
+      min_tokens: [B] int32.
+      bias_ids: [B, M] int32, ids whose logits are biased; ``NO_ID`` fills.
+      biases: [B, M] float32.
       seeds: [B, 2] uint32, high and low word.
       completion: [B] int32, which of several completions of one request the row is.
     """
@@ -137,6 +186,12 @@ class SamplingArrays:
     top_k: jax.Array
     top_p: jax.Array
     min_p: jax.Array
+    repetition_penalty: jax.Array
+    presence_penalty: jax.Array
+    frequency_penalty: jax.Array
+    min_tokens: jax.Array
+    bias_ids: jax.Array
+    biases: jax.Array
     seeds: jax.Array
     completion: jax.Array
 
@@ -152,11 +207,25 @@ class SamplingArrays:
         def column(values, dtype):
             return jnp.asarray(np.array(list(values), dtype))
 
+        given = [p.logit_bias or {} for p in params]
+        most = -(-max(1, *map(len, given)) // BIASES_STEP) * BIASES_STEP
+        bias_ids = np.full((len(params), most), NO_ID, np.int32)
+        biases = np.zeros((len(params), most), np.float32)
+        for row, bias in enumerate(given):
+            bias_ids[row, : len(bias)] = list(bias)
+            biases[row, : len(bias)] = list(bias.values())
+
         return cls(
             temperature=column((0.0 if p.greedy else p.temperature for p in params), np.float32),
             top_k=column((p.top_k for p in params), np.int32),
             top_p=column((p.top_p for p in params), np.float32),
             min_p=column((p.min_p for p in params), np.float32),
+            repetition_penalty=column((p.repetition_penalty for p in params), np.float32),
+            presence_penalty=column((p.presence_penalty for p in params), np.float32),
+            frequency_penalty=column((p.frequency_penalty for p in params), np.float32),
+            min_tokens=column((p.min_tokens for p in params), np.int32),
+            bias_ids=jnp.asarray(bias_ids),
+            biases=jnp.asarray(biases),
             seeds=column(([seed >> 32, seed & 0xFFFFFFFF] for seed in seeds), np.uint32),
             completion=column((0 for _ in params), np.int32),
         )

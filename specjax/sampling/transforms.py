@@ -126,8 +126,8 @@ def to_log_probs(logits: jax.Array, sampling: SamplingArrays, vocab_size: int) -
     def one_hot(logits):
         best = jnp.argmax(logits, axis=-1, keepdims=True)
         hot = jnp.where(ids == best, jnp.asarray(0, dtype), negative_infinity)
-        # A NaN must stay visible: argmax would turn it into a plausible token.
-        broken = jnp.isnan(jnp.max(logits, axis=-1, keepdims=True))
+        # A NaN, or nothing that is allowed, must stay visible: argmax would turn it into a plausible token.
+        broken = ~(jnp.max(logits, axis=-1, keepdims=True) > negative_infinity)
         return jnp.where(broken, jnp.asarray(jnp.nan, dtype), hot)
 
     return jax.lax.cond(jnp.all(greedy), one_hot, sampled, logits)

@@ -3,11 +3,14 @@
 import dataclasses
 
 import flax.struct
+import jax.numpy as jnp
 import pytest
 
+from specjax import SamplingParams
 from specjax.cache import KVCache
 from specjax.certificates import ReusedKeyError, certify
 from specjax.certificates.tiny import TableModel, constant_model, counting_tree, table_model
+from specjax.sampling import PathDistribution
 from specjax.tree import DraftTree, Law
 from specjax.verification import Match, Token
 from tests.certificates.mutants import ConstantDrafter, TokenRule, key_of_position
@@ -157,3 +160,44 @@ def test_the_tiny_models_see_mask_and_cache(wrong):
 def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         certify(**arguments)
+
+
+PENALTIES = {"repetition_penalty": 1.4, "frequency_penalty": 0.6, "presence_penalty": -0.3}
+SETTINGS = {
+    "penalties": SamplingParams(**PENALTIES),
+    "bias and filters": SamplingParams(temperature=0.8, logit_bias={0: 0.7, 2: -0.4}, top_k=2, frequency_penalty=1.0),
+    "minimum length": SamplingParams(min_tokens=2, stop_token_ids=(1,), **PENALTIES),
+}
+
+
+def prefers_even_lengths(tokens, prompt_length, length, logits):
+    """Depends on the newest token and on how long the output is."""
+    return logits.at[tokens[length - 1]].add(jnp.where((length - prompt_length) % 2 == 0, 0.9, -0.5).astype(logits.dtype))
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_settings_that_depend_on_the_text_are_lossless(settings):
+    """Cases 84 to 88: exact at every draft position."""
+    certificate = certify("token", sampling=SETTINGS[settings])
+    assert certificate.lossless, certificate.counterexample
+    assert certificate.expected_tokens > 1.2
+
+
+def test_settings_are_lossless_on_a_fork():
+    """Every node of a tree along its own path, a user's own transform included."""
+    certificate = certify("match", drafter=FORK, sampling=SETTINGS["minimum length"], logits_processor=prefers_even_lengths)
+    assert certificate.lossless, certificate.counterexample
+    assert certificate.expected_tokens > 1
+
+
+def test_penalties_frozen_at_the_start_of_a_draft_are_caught(monkeypatch):
+    """Case 88. The law of the certificate itself knows no drafts, so that it does not share the mistake."""
+
+    class Frozen(PathDistribution):
+        def log_probs(self, logits, path_tokens, path_lengths):
+            return super().log_probs(logits, path_tokens, jnp.zeros_like(path_lengths))
+
+    monkeypatch.setattr("specjax.decoding.round.PathDistribution", Frozen)
+    certificate = certify("token", sampling=SETTINGS["penalties"])
+    assert certificate.max_error > 1e-3
+    assert "instead of" in certificate.counterexample
