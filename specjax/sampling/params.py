@@ -17,15 +17,18 @@ GREEDY_BELOW = 1e-5
 
 _LATER = {
     # Part of the public contract, not honoured yet. Anything but the neutral value is refused, never ignored.
-    "n": 1,
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "logit_bias": None,
-    "stop": None,
     "min_tokens": 0,
-    "logprobs": None,
 }
+
+MAX_LOGPROBS = 20
+"""Most likely tokens that can be reported beside an emitted one."""
+
+MAX_COMPLETIONS = 128
+"""Completions of one prompt: all are rows of one batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +47,15 @@ class SamplingParams:
       seed: 0 to 2**64 - 1; None draws one, which the result reports.
       stop_token_ids: generation ends after any of these ids, beside the model's own end tokens.
       ignore_eos: goes on after the model's own end tokens.
-      n, repetition_penalty, presence_penalty, frequency_penalty, logit_bias, stop, min_tokens, logprobs: reserved; any value
-        but the neutral one is refused for now.
+      n: completions of the prompt, 1 to 128. Completion i depends on the seed and i alone, not on how many there are; the first
+        is the one that n=1 gives.
+      stop: a string or several; generation ends with the token that completes one in the new text, wherever it stands on tokens.
+        The text ends before it. Kept as a tuple.
+      include_stop_str_in_output: keeps the stop string in the text.
+      logprobs: None, or how many of the most likely tokens (0 to 20) are reported beside every emitted one, with
+        log-probabilities of the target itself: before temperature, penalties and filters.
+      repetition_penalty, presence_penalty, frequency_penalty, logit_bias, min_tokens: reserved; any value but the neutral one
+        is refused for now.
 
     Raises:
       ValueError: names the argument, its value and the range.
@@ -73,6 +83,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] | None = None
     stop: str | Sequence[str] | None = None
+    include_stop_str_in_output: bool = False
     min_tokens: int = 0
     logprobs: int | None = None
 
@@ -84,8 +95,16 @@ class SamplingParams:
         self._whole("max_tokens", 1, 2**31 - 1, "a whole number of at least 1")
         if self.seed is not None:
             self._whole("seed", 0, MAX_SEED, f"None or a whole number from 0 to {MAX_SEED}")
-        if not isinstance(self.ignore_eos, bool):
-            self._refuse("ignore_eos", "True or False")
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                self._refuse(name, "True or False")
+        self._whole("n", 1, MAX_COMPLETIONS, f"a whole number from 1 to {MAX_COMPLETIONS}")
+        if self.logprobs is not None:
+            self._whole("logprobs", 0, MAX_LOGPROBS, f"None or a whole number from 0 to {MAX_LOGPROBS}")
+        stop = () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else self.stop
+        if not isinstance(stop, Sequence) or not all(isinstance(text, str) and text for text in stop):
+            self._refuse("stop", "None, a string or a sequence of strings, none of them empty")
+        object.__setattr__(self, "stop", tuple(stop))
         if not isinstance(self.stop_token_ids, Iterable) or isinstance(self.stop_token_ids, str):
             self._refuse("stop_token_ids", "a sequence of token ids")
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
@@ -141,8 +160,12 @@ class SamplingArrays:
     completion: jax.Array
 
     @classmethod
-    def stack(cls, params: Sequence[SamplingParams], seeds: Sequence[int]) -> "SamplingArrays":
+    def stack(
+        cls, params: Sequence[SamplingParams], seeds: Sequence[int], completion: Sequence[int] | None = None
+    ) -> "SamplingArrays":
         """Arrays of several requests' settings, with the seeds that they really use.
+
+        ``completion`` says which of several completions of one request each row is; None: the first.
 
         Example:
           >>> SamplingArrays.stack([SamplingParams(temperature=0), SamplingParams(top_k=5)], seeds=[0, 1]).top_k.tolist()
@@ -158,5 +181,5 @@ class SamplingArrays:
             top_p=column((p.top_p for p in params), np.float32),
             min_p=column((p.min_p for p in params), np.float32),
             seeds=column(([seed >> 32, seed & 0xFFFFFFFF] for seed in seeds), np.uint32),
-            completion=column((0 for _ in params), np.int32),
+            completion=column((0 for _ in params) if completion is None else completion, np.int32),
         )

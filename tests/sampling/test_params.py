@@ -49,6 +49,19 @@ def test_a_low_temperature_that_is_not_greedy():
         ("stop_token_ids", (3, -1), "a sequence of token ids of at least 0"),
         ("stop_token_ids", (3, "4"), "a sequence of token ids of at least 0"),
         ("ignore_eos", 1, "True or False"),
+        ("include_stop_str_in_output", "yes", "True or False"),
+        ("n", 0, "a whole number from 1 to 128"),
+        ("n", 129, "a whole number from 1 to 128"),
+        ("n", True, "a whole number from 1 to 128"),
+        ("logprobs", -1, "None or a whole number from 0 to 20"),
+        ("logprobs", 21, "None or a whole number from 0 to 20"),
+        ("logprobs", True, "None or a whole number from 0 to 20"),
+        ("logprobs", 1.0, "None or a whole number from 0 to 20"),
+        ("stop", "", "None, a string or a sequence of strings, none of them empty"),
+        ("stop", ["a", ""], "None, a string or a sequence of strings"),
+        ("stop", ["a", 3], "None, a string or a sequence of strings"),
+        ("stop", b"ab", "None, a string or a sequence of strings"),
+        ("stop", 5, "None, a string or a sequence of strings"),
     ],
 )
 def test_wrong_values_are_named(name, value, right):
@@ -60,16 +73,12 @@ def test_wrong_values_are_named(name, value, right):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 2),
         ("repetition_penalty", 1.5),
         ("presence_penalty", 0.5),
         ("frequency_penalty", 0.15),
         ("frequency_penalty", -2),
         ("logit_bias", {5: 1.0}),
-        ("stop", "\n"),
-        ("stop", ["a", "b"]),
         ("min_tokens", 3),
-        ("logprobs", 0),
     ],
 )
 def test_options_that_are_not_supported_yet_are_refused(name, value):
@@ -87,7 +96,8 @@ def test_unknown_options_are_refused():
 def test_every_option_has_a_test_or_is_honoured():
     """Case 86: a new option must be honoured, or join the refused ones."""
     honoured = {"temperature", "top_k", "top_p", "min_p", "max_tokens", "seed", "stop_token_ids", "ignore_eos"}
-    refused = {"n", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "stop", "min_tokens", "logprobs"}
+    honoured |= {"n", "stop", "include_stop_str_in_output", "logprobs"}
+    refused = {"repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens"}
     assert {field.name for field in dataclasses.fields(SamplingParams)} == honoured | refused
 
 
@@ -101,6 +111,13 @@ def test_values_are_stored_as_python_numbers():
 
 def test_ids_from_an_iterator_are_not_lost():
     assert SamplingParams(stop_token_ids=iter([7, 8])).stop_token_ids == (7, 8)
+
+
+@pytest.mark.parametrize(("given", "kept"), [(None, ()), ([], ()), ("ab", ("ab",)), (["a", "bc"], ("a", "bc")), (("a",), ("a",))])
+def test_stop_strings_are_kept_as_a_tuple(given, kept):
+    params = SamplingParams(stop=given)
+    assert params.stop == kept
+    assert dataclasses.replace(params, top_k=1).stop == kept
 
 
 def test_stack():
