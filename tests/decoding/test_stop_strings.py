@@ -81,12 +81,12 @@ def test_the_other_rows_of_the_batch_are_left_alone(drafter):
 def test_statistics_are_those_of_a_stop_token_at_the_same_place(drafter):
     """Cases 129 and 133: what stands behind the cut is not emitted, and not counted but as drafted."""
     for place in (0, 2, 4, 6, 8):
-        # A text that is complete with this token: the first place where it has occurred is its own.
+        # The text of all tokens up to this one, which occurs there for the first time.
         stops = [Pieces().decode(tokens[: place + 1]).rstrip("\ufffd") for tokens in PLAIN]
         by_text = run([dataclasses.replace(GREEDY, stop=stop) for stop in stops], drafter)
         lengths = [len(c.token_ids) for c in by_text]
-        if any(tokens.index(tokens[n - 1]) != n - 1 for tokens, n in zip(PLAIN, lengths, strict=True)):
-            continue
+        assert lengths == [place + 1] * 3
+        assert all(tokens.index(tokens[place]) == place for tokens in PLAIN)
         ends = [tokens[n - 1] for tokens, n in zip(PLAIN, lengths, strict=True)]
         by_token = run([dataclasses.replace(GREEDY, stop_token_ids=(end,)) for end in ends], drafter)
         for one, other in zip(by_text, by_token, strict=True):
