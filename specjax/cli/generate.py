@@ -30,6 +30,10 @@ def generate(
     frequency_penalty: options.FrequencyPenalty = 0.0,
     min_tokens: options.MinTokens = 0,
     seed: options.Seed = None,
+    stop: options.Stop = None,
+    ignore_eos: options.IgnoreEos = False,
+    logprobs: options.Logprobs = None,
+    n: options.NumCompletions = 1,
     allow_lossy: options.AllowLossy = False,
     as_json: options.Json = False,
     verbose: options.Verbose = False,
@@ -45,6 +49,9 @@ def generate(
             options.suggestion(extra) or f"unexpected argument {extra!r}; the prompt is given by --prompt TEXT"
         )
     kind, draft_source = options.parse_drafter(drafter, num_speculative_tokens)
+    for name, asked in (("--logprobs", logprobs is not None), ("--n", n != 1)):
+        if asked and not as_json:
+            raise options.CallError(f"{name} needs --json: text alone has no place for it")
     text = read_prompt(prompt)
 
     import specjax
@@ -65,6 +72,10 @@ def generate(
             min_tokens=min_tokens,
             seed=seed,
             max_tokens=max_tokens,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            logprobs=logprobs,
+            n=n,
         )
         # All that is wrong with the call is said before a model is loaded, or downloaded.
         laws = {"draft": DraftModel.law_choices, "lookup": PromptLookup.law_choices, "none": ()}[kind]
@@ -83,20 +94,22 @@ def generate(
 
     print_header(target)
     if as_json:
-        (completion,) = specjax.generate(target, [asked], params, **run)
-        print(
-            json.dumps(
-                {
-                    "text": completion.text,
-                    "token_ids": [int(token) for token in completion.token_ids],
-                    "finish_reason": completion.finish_reason,
-                    "seed": completion.seed,
-                    "stats": completion.stats.to_dict(),
-                }
-            )
-        )
+        documents = [to_document(completion) for completion in specjax.generate(target, [asked], params, **run)]
+        print(json.dumps(documents if n > 1 else documents[0]))
         return
     print_statistics(print_text(specjax.stream(target, asked, params, **run)))
+
+
+def to_document(completion) -> dict:
+    """A completion as JSON has it; ``logprobs`` only where they were asked for, their token ids as strings."""
+    document = {
+        "text": completion.text,
+        "token_ids": [int(token) for token in completion.token_ids],
+        "finish_reason": completion.finish_reason,
+        "seed": completion.seed,
+        "stats": completion.stats.to_dict(),
+    }
+    return document if completion.logprobs is None else document | {"logprobs": completion.logprobs}
 
 
 def read_prompt(prompt: str | None) -> str:

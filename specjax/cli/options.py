@@ -79,6 +79,22 @@ Seed = Annotated[
     int | None,
     typer.Option(metavar="N", help="Makes a run repeatable; by default one is drawn and reported.", show_default=False),
 ]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="End before this text; may be given several times.", show_default=False),
+]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's own end tokens.")]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Add the log-probability of every token and of the N most likely ones, 0 to 20; needs --json.",
+        show_default=False,
+    ),
+]
+NumCompletions = Annotated[
+    int, typer.Option("--n", metavar="N", help="Completions of the prompt; more than one need --json, which is then a list.")
+]
 AllowLossy = Annotated[bool, typer.Option("--allow-lossy", help="Allow a rule that changes the distribution of the output.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
@@ -123,6 +139,14 @@ RENAMED = {
     "min-new-tokens": "--min-tokens",
     "min-tokens": "--min-tokens",
     "allow-lossy": "--allow-lossy",
+    "reverse-prompt": "--stop TEXT",
+    "stop-sequence": "--stop TEXT",
+    "stop-sequences": "--stop TEXT",
+    "stop-strings": "--stop TEXT",
+    "ignore-eos": "--ignore-eos",
+    "n-probs": "--logprobs N",
+    "top-logprobs": "--logprobs N",
+    "num-return-sequences": "--n N",
 }
 
 

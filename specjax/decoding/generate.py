@@ -5,21 +5,22 @@ import functools
 import secrets
 import statistics
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.decoding.completions import Completion, Piece, Row, logprobs_size
+from specjax.decoding.prompts import check_processor, check_settings, logits_dtype, prompt_ids
 from specjax.decoding.round import Round, prefill, run_rounds
-from specjax.decoding.state import NO_TOKEN, DecodingState, Finish, Parameters
+from specjax.decoding.state import NO_TOKEN, Counters, DecodingState, Parameters
 from specjax.drafters.base import BoundDrafter, bind
 from specjax.models.loaded import Model
 from specjax.sampling.params import SamplingArrays, SamplingParams
 from specjax.sampling.path import LogitsProcessor
 from specjax.statistics import Stats
-from specjax.text import IncrementalDecoder
 from specjax.tree import Law
 from specjax.verification.rules import choose_rule
 
@@ -28,45 +29,6 @@ PREFILL_WIDTHS = (16, 64, 256)
 
 STOP_IDS_STEP = 8
 """The number of stop ids per row is rounded up to a multiple of this, so that it is no reason to compile again."""
-
-FINISH_REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.NAN: "nan"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Completion:
-    """What one prompt led to.
-
-    Attributes:
-      text: the new text, without the end token; None for a model without tokenizer.
-      token_ids: the new tokens, the end or stop token that finished them included.
-      finish_reason: "stop" (an end or stop token), "length" (``max_tokens`` or the end of the context), or "nan" (the
-        target's output was not a number; the tokens before it are kept).
-      logprobs: None; not supported yet.
-      seed: the seed that was used, drawn where none was given.
-      stats: acceptance statistics and times.
-    """
-
-    text: str | None
-    token_ids: list[int]
-    finish_reason: str
-    logprobs: None
-    seed: int
-    stats: Stats
-
-
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """A part of a streamed completion.
-
-    Attributes:
-      text: new text; "" while a character is not complete.
-      token_ids: the tokens of this piece.
-      completion: the whole, with the last piece; None before.
-    """
-
-    text: str
-    token_ids: list[int]
-    completion: Completion | None = None
 
 
 def generate(
@@ -95,7 +57,7 @@ def generate(
       allow_lossy: whether a rule that changes the distribution may be used.
 
     Returns:
-      A :class:`Completion` for every prompt, in their order.
+      A :class:`Completion` for every prompt, in their order; ``n`` of them, one after the other, where ``params.n`` says so.
 
     Raises:
       ValueError: names the argument, its value and what would be right, before any model runs.
@@ -120,21 +82,22 @@ def stream(
 
     The texts of the pieces join to the completion's text. Errors in the arguments are raised by the call itself.
     """
+    if isinstance(params, SamplingParams) and params.n > 1:
+        raise ValueError(f"stream: n is {params.n}; it must be 1, a stream has one completion")
     batch = Batch.prepare(model, [prompt], params, drafter, rule, allow_lossy, logits_processor)
-    return _pieces(batch, model)
+    return _pieces(batch)
 
 
-def _pieces(batch: "Batch", model: Model) -> Iterator[Piece]:
-    decoder = IncrementalDecoder(model.tokenizer.decode) if model.tokenizer else None
-    held: Piece | None = None
-    for (tokens,) in batch.run(rounds_per_dispatch=1):
-        if held is not None:
+def _pieces(batch: "Batch") -> Iterator[Piece]:
+    (row,) = batch.rows
+    row.follow_text()
+    held = Piece("", [])
+    for index, (tokens,) in enumerate(batch.run(rounds_per_dispatch=1)):
+        if index:
             yield held
-        text_tokens = tokens[:-1] if tokens and batch.ended_by_stop(0) else tokens
-        held = Piece(decoder.push(text_tokens) if decoder else "", tokens)
+        held = Piece(row.take_text(), tokens)
     (completion,) = batch.completions()
-    rest = decoder.finish() if decoder else ""
-    yield Piece((held.text if held else "") + rest, held.token_ids if held else [], completion)
+    yield dataclasses.replace(held, completion=completion)
 
 
 @dataclasses.dataclass
@@ -145,9 +108,8 @@ class Batch:
       program: what is compiled.
       model: the target.
       params: of target and drafter.
-      prompts: token ids of each prompt.
-      sampling: settings of each.
-      seeds: the seeds in use.
+      prompts: token ids of each row's prompt.
+      rows: what each row is to become, one for every completion.
       capacity: S, cache entries per row.
       prefill_width: prompt tokens per pass. The rounds do not depend on it and are not compiled anew for it.
       law: how the drafter draws; q, and with it the overlap, is known unless it is deterministic.
@@ -157,16 +119,13 @@ class Batch:
     model: Model
     params: Parameters
     prompts: list[list[int]]
-    sampling: list[SamplingParams]
-    seeds: list[int]
+    rows: list[Row]
     capacity: int
     prefill_width: int
     law: Law
 
     def __post_init__(self):
-        self._emitted: list[list[int]] = [[] for _ in self.prompts]
-        self._finish = np.zeros(len(self.prompts), int)
-        self._counters = None
+        self._counters: Counters | None = None
         self._round_seconds: list[tuple[float, int]] = []
         self._seconds = {"prefill_seconds": 0.0, "decode_seconds": 0.0, "compile_seconds": 0.0}
 
@@ -188,7 +147,7 @@ class Batch:
         if not each or len(sampling) != len(prompts):
             raise ValueError(f"params is {params!r:.200}; it must be one SamplingParams or {len(prompts)}, one for each prompt")
         for index, settings in enumerate(sampling):
-            _check_ids(model, settings, index)
+            check_settings(model, settings, index)
         if logits_processor is not None:
             check_processor(logits_processor, model)
         bound: BoundDrafter = bind(drafter)
@@ -210,11 +169,29 @@ class Batch:
             logits_width=model.logits.shape[-1],
             logits_dtype=logits_dtype(model),
             logits_processor=logits_processor,
+            num_logprobs=logprobs_size(sampling),
         )
         prefill_width = next((width for width in PREFILL_WIDTHS if longest - 1 <= width), PREFILL_WIDTHS[-1])
         seeds = [secrets.randbits(32) if p.seed is None else p.seed for p in sampling]
         capacity = round_capacity(most - 1)
-        return cls(program, model, Parameters(model.params, bound.params), prompts, sampling, seeds, capacity, prefill_width, law)
+        # Every completion is a row of its own, those of one prompt side by side.
+        rows = [
+            Row(model, settings, seed, prompt_index, index)
+            for prompt_index, (settings, seed) in enumerate(zip(sampling, seeds, strict=True))
+            for index in range(settings.n)
+        ]
+        prompts = [prompts[row.prompt_index] for row in rows]
+        return cls(program, model, Parameters(model.params, bound.params), prompts, rows, capacity, prefill_width, law)
+
+    @property
+    def sampling(self) -> list[SamplingParams]:
+        """Settings of each row."""
+        return [row.settings for row in self.rows]
+
+    @property
+    def _before_rounds(self) -> Round:
+        """The program that reads the prompts: it does not depend on what rounds report, and is not compiled anew for it."""
+        return dataclasses.replace(self.program, num_logprobs=None)
 
     def initial_state(self) -> DecodingState:
         """The prompts on the device, nothing of them fed yet."""
@@ -230,15 +207,17 @@ class Batch:
         for row, ids in zip(stop_token_ids, ends, strict=True):
             row[: len(ids)] = ids
         arrays = (jnp.asarray(a) for a in (tokens, lengths, limits, stop_token_ids))
-        sampling = SamplingArrays.stack(self.sampling, self.seeds)
-        return _initial_state(self.program, self.params, *arrays, sampling)
+        sampling = SamplingArrays.stack(
+            self.sampling, [row.seed for row in self.rows], completion=[row.index for row in self.rows]
+        )
+        return _initial_state(self._before_rounds, self.params, *arrays, sampling)
 
     def run(self, rounds_per_dispatch: int | None = None) -> Iterator[list[list[int]]]:
         """Runs to the end; yields the new tokens of every row after each dispatch."""
-        rounds = jnp.int32(rounds_per_dispatch or self.program.rounds_per_dispatch)
+        most_rounds = rounds_per_dispatch or self.program.rounds_per_dispatch
         chunks = jnp.int32(self.capacity)  # more than any prompt needs: the loop ends by itself
         state = self.initial_state()
-        program = dataclasses.replace(self.program, prefill_width=self.prefill_width)
+        program = dataclasses.replace(self._before_rounds, prefill_width=self.prefill_width)
         # A dispatch of nothing compiles (where that is still to be done) and leaves the state as it is.
         with self._timed("compile_seconds"):
             state = prefill(program, self.params, state, jnp.int32(0))
@@ -246,57 +225,52 @@ class Batch:
             jax.block_until_ready(info)
         with self._timed("prefill_seconds"):
             state = jax.block_until_ready(prefill(program, self.params, state, chunks))
-        self._finish = np.asarray(info.finish)
-        while np.any(self._finish == Finish.RUNNING):
+        counters = jax.device_get(state.counters)
+        cut = jax.tree.map(np.zeros_like, counters)
+        while any(row.running for row in self.rows):
+            # The device knows no stop strings: where one may come, the host looks at every round.
+            stops = any(row.looks_for_stops for row in self.rows)
             start = time.perf_counter()
-            state, info = run_rounds(self.program, self.params, state, rounds)
-            info = jax.device_get(info)
+            state, info = run_rounds(self.program, self.params, state, jnp.int32(1 if stops else most_rounds))
+            before = counters
+            info, counters = jax.device_get((info, state.counters if stops else before))
             seconds = time.perf_counter() - start
             self._seconds["decode_seconds"] += seconds
             if info.rounds == 1:
                 self._round_seconds.append((seconds, int(info.drafted[0])))
-            self._finish = info.finish
-            news = [row[row != NO_TOKEN].tolist() for row in info.tokens]
-            for emitted, new in zip(self._emitted, news, strict=True):
-                emitted.extend(new)
+            news = [row.extend(info, place) if row.running else [] for place, row in enumerate(self.rows)]
+            for place, new in enumerate(news):
+                if stops and len(new) < np.sum(info.tokens[place] != NO_TOKEN):
+                    _add_behind(cut, before, counters, place, len(new))
+            finish = np.array([row.finish for row in self.rows], np.int32)
+            if np.any(finish != info.finish):
+                state = state.replace(finish=jnp.asarray(finish))
             yield news
-        self._counters = jax.device_get(state.counters)
+        self._counters = jax.tree.map(np.subtract, jax.device_get(state.counters), cut)
 
     def _timed(self, name):
         return _Timer(self._seconds, name)
 
-    def ended_by_stop(self, index: int) -> bool:
-        """Whether the row's newest token is an end or stop token."""
-        return self._finish[index] == Finish.STOP
-
     def completions(self) -> list[Completion]:
         """The completions of a batch that has run to its end."""
-        return [self._completion(index) for index in range(len(self.prompts))]
+        return [self._completion(index) for index in range(len(self.rows))]
 
     def _completion(self, index: int) -> Completion:
-        token_ids, counters = self._emitted[index], self._counters
-        text_ids = token_ids[:-1] if self.ended_by_stop(index) else token_ids
+        row, counters = self.rows[index], self._counters
         per_position = counters.num_accepted_tokens_per_pos[index].tolist()
         stats = Stats(
             num_drafts=int(counters.num_drafts[index]),
             num_draft_tokens=int(counters.num_draft_tokens[index]),
             num_accepted_tokens=sum(per_position),
             num_accepted_tokens_per_pos=tuple(per_position),
-            num_tokens=len(token_ids),
-            num_tested=int(counters.num_tested[index]),
-            overlap_sum=float(counters.overlap[index]) if self.law is not Law.DETERMINISTIC else None,
+            num_tokens=row.num_tokens,
+            num_tested=int(np.sum(counters.num_tested_per_pos[index])),
+            overlap_sum=float(np.sum(counters.overlap_per_pos[index])) if self.law is not Law.DETERMINISTIC else None,
             plain_round_seconds=self._median_round(drafting=False),
             drafting_round_seconds=self._median_round(drafting=True),
             **self._seconds,
         )
-        return Completion(
-            text=self.model.tokenizer.decode(text_ids) if self.model.tokenizer else None,
-            token_ids=token_ids,
-            finish_reason=FINISH_REASONS[Finish(self._finish[index])],
-            logprobs=None,
-            seed=self.seeds[index],
-            stats=stats,
-        )
+        return row.completion(stats)
 
     def _median_round(self, drafting: bool) -> float | None:
         """Median seconds of the rounds that were dispatched alone and did (not) draft anything; None without any."""
@@ -317,6 +291,16 @@ class _Timer:
         self._seconds[self._name] += time.perf_counter() - self._start
 
 
+def _add_behind(cut: Counters, before: Counters, after: Counters, row: int, kept: int) -> None:
+    """Adds to ``cut`` what the one round between ``before`` and ``after`` counted of ``row`` behind its first ``kept`` tokens.
+
+    What was drafted stays counted.
+    """
+    for name in ("num_accepted_tokens_per_pos", "num_tested_per_pos", "overlap_per_pos"):
+        counted = getattr(after, name)[row, kept:] - getattr(before, name)[row, kept:]
+        getattr(cut, name)[row, kept:] += counted
+
+
 @functools.partial(jax.jit, static_argnames="program")
 def _initial_state(program: Round, params, *arrays) -> DecodingState:
     return program.init(params, *arrays)
@@ -332,52 +316,3 @@ def round_capacity(needed: int) -> int:
     if needed <= 512:
         return max(64, 1 << (needed - 1).bit_length())
     return -(-needed // 512) * 512
-
-
-def prompt_ids(model: Model, prompt, index: int) -> list[int]:
-    """Token ids of a prompt in any of its three forms, checked against the model."""
-    name = f"prompts[{index}]"
-    is_list = (isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes))) or isinstance(prompt, np.ndarray)
-    if isinstance(prompt, str) or (is_list and len(prompt) and isinstance(prompt[0], dict)):
-        if model.tokenizer is None:
-            raise ValueError(f"{name} is text, but model {model.name!r} has no tokenizer; give token ids")
-        ids = model.tokenizer.encode(prompt) if isinstance(prompt, str) else model.tokenizer.encode_chat(prompt)
-    elif is_list:
-        ids = list(prompt)
-        for token in ids:
-            if isinstance(token, bool) or not isinstance(token, (int, np.integer)) or not 0 <= token < model.vocab_size:
-                raise ValueError(f"{name} holds {token!r}; token ids are whole numbers from 0 to {model.vocab_size - 1}")
-    else:
-        raise ValueError(f"{name} is {type(prompt).__name__}; it must be text, a list of token ids, or a list of chat messages")
-    if not ids:
-        raise ValueError(f"{name} has no tokens; a prompt needs at least one")
-    if len(ids) >= model.max_positions:
-        raise ValueError(f"{name} has {len(ids)} tokens; with one new token it must fit into {model.max_positions} positions")
-    return [int(token) for token in ids]
-
-
-def logits_dtype(model: Model):
-    """Dtype in which the model's logits become probabilities, at least float32."""
-    return jnp.promote_types(model.logits.dtype, jnp.float32)
-
-
-def check_processor(logits_processor, model: Model) -> None:
-    """Raises ValueError unless ``logits_processor`` is what ``generate`` takes. Nothing is computed."""
-    name = f"logits_processor is {logits_processor!r}"
-    if not callable(logits_processor) or not isinstance(logits_processor, Hashable):
-        raise ValueError(f"{name}; it must be a hashable function (tokens, prompt_length, length, logits) -> logits")
-    logits = jax.ShapeDtypeStruct(model.logits.shape, logits_dtype(model))
-    text, number = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((model.max_positions,), ()))
-    try:
-        result = jax.eval_shape(logits_processor, text, number, number, logits)
-    except Exception as error:
-        raise ValueError(f"{name}; traced by JAX it fails: {error}") from error
-    if jax.tree.structure(result) != jax.tree.structure(logits) or (result.shape, result.dtype) != (logits.shape, logits.dtype):
-        raise ValueError(f"{name}; it must return {logits.dtype.name}{list(logits.shape)}, not {result}")
-
-
-def _check_ids(model: Model, settings: SamplingParams, index: int) -> None:
-    for name, ids in (("stop_token_ids", settings.stop_token_ids), ("logit_bias", settings.logit_bias or ())):
-        for token in ids:
-            if token >= model.vocab_size:
-                raise ValueError(f"params[{index}]: {name} holds {token}; ids of this model are below {model.vocab_size}")

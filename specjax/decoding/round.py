@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.choices import Choices, KeyedChoices
-from specjax.decoding.state import NO_TOKEN, Counters, DecodingState, DispatchInfo, Finish, Parameters, RoundInfo
+from specjax.decoding.state import NO_TOKEN, Counters, DecodingState, DispatchInfo, Finish, Parameters, RoundInfo, TokenLogprobs
 from specjax.drafters.base import Context, Drafter
 from specjax.models.base import ModelFunctions
 from specjax.sampling.params import SamplingArrays
@@ -44,6 +44,8 @@ class Round:
       rounds_per_dispatch: R, rounds that one call of ``run_rounds`` may run.
       prefill_width: prompt tokens per pass of ``prefill``.
       logits_processor: a user's own transform of the target's logits, or None.
+      num_logprobs: n, how many of the most likely tokens are reported beside every emitted one, with the target's own
+        log-probabilities; 0 reports the emitted one's alone, None reports nothing and costs nothing.
     """
 
     target: ModelFunctions
@@ -55,6 +57,7 @@ class Round:
     rounds_per_dispatch: int = 8
     prefill_width: int = 64
     logits_processor: LogitsProcessor | None = None
+    num_logprobs: int | None = None
 
     def init(self, params: Parameters, tokens, lengths, limits, stop_token_ids, sampling: SamplingArrays) -> DecodingState:
         """A batch of prompts, nothing of which has been through a model.
@@ -151,7 +154,7 @@ class Round:
         asked = jnp.arange(draft.tree.num_nodes)[None, :] < num_draft[:, None]
         draft = draft.replace(valid=draft.valid & asked).checked()
 
-        log_probs, features, block = self._verify_pass(params.target, state, draft, context.distribution)
+        log_probs, logits, features, block = self._verify_pass(params.target, state, draft, context.distribution)
         verdict = self.rule(choices, draft, log_probs)
 
         path_nodes = jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=ROOT)
@@ -174,11 +177,13 @@ class Round:
             counters=_count(state, draft, verdict, log_probs, counts),
         )
         drafted = jnp.sum(draft.valid, dtype=jnp.int32)
-        return state, RoundInfo(jnp.where(place < counts[:, None], emitted, NO_TOKEN), counts, drafted)
+        logprobs = None if logits is None else self._token_logprobs(_gather(logits, path_nodes), emitted)
+        return state, RoundInfo(jnp.where(place < counts[:, None], emitted, NO_TOKEN), counts, drafted, logprobs)
 
     def _verify_pass(self, params, state: DecodingState, draft: Draft, distribution: PathDistribution):
-        """Target log-probabilities [B, T, V], features [B, T, F, E] and block of the root and all draft nodes.
+        """Target log-probabilities [B, T, V], logits [B, T, V], features [B, T, F, E] and block of the root and all draft nodes.
 
+        The logits are the target's own, and None unless log-probabilities are to be reported.
         Where no row drafted anything the pass is over the root alone: a draft that is not there costs nothing.
         """
         tree = draft.tree
@@ -193,13 +198,21 @@ class Round:
             output = self.target.apply(params, tokens[:, :size], positions[:, :size], state.cache, mask)
             logits = self.target.unembed(params, output.hidden).astype(self.logits_dtype)
             log_probs = distribution.log_probs(logits, path_tokens[:, :size], path_lengths[:size])
-            return log_probs, output.features, output.block
+            return log_probs, None if self.num_logprobs is None else logits, output.features, output.block
 
         if tree.num_nodes == 0:
             return passed(1)
         # Both branches must return the same shapes. Nodes beyond the pass are not valid; what stands for them is never looked at.
         shapes = jax.eval_shape(lambda: passed(tree.size))
         return jax.lax.cond(jnp.any(draft.valid), lambda: passed(tree.size), lambda: jax.tree.map(_pad_to, passed(1), shapes))
+
+    def _token_logprobs(self, logits, emitted) -> TokenLogprobs:
+        """What is reported of the ``emitted`` tokens [B, C]; ``logits`` [B, C, V] are those that each was drawn from."""
+        real = jnp.arange(logits.shape[-1]) < self.vocab_size
+        log_probs = jax.nn.log_softmax(jnp.where(real[None, None], logits, -jnp.inf), axis=-1)
+        chosen = jnp.take_along_axis(log_probs, emitted[..., None], axis=-1)[..., 0]
+        top, top_ids = jax.lax.top_k(log_probs, min(self.num_logprobs, self.vocab_size))
+        return TokenLogprobs(chosen, top_ids.astype(jnp.int32), top)
 
     def _ends(self, state: DecodingState, emitted, verdict: Verdict, log_probs):
         """[B] how many of the ``emitted`` tokens [B, depth + 1] are kept, and the rows' finish."""
@@ -223,19 +236,29 @@ class Round:
         tokens = jnp.full((batch, self.rounds_per_dispatch, depth + 1), NO_TOKEN, jnp.int32)
 
         drafted = jnp.zeros((self.rounds_per_dispatch,), jnp.int32)
+        logprobs = None
+        if self.num_logprobs is not None:
+            chosen = jnp.zeros(tokens.shape, self.logits_dtype)
+            top = jnp.zeros((*tokens.shape, min(self.num_logprobs, self.vocab_size)), self.logits_dtype)
+            logprobs = TokenLogprobs(chosen, top.astype(jnp.int32), top)
 
         def unfinished(carry):
             index, state, *_ = carry
             return (index < jnp.minimum(num_rounds, self.rounds_per_dispatch)) & jnp.any(state.running)
 
         def one(carry):
-            index, state, tokens, drafted = carry
+            index, state, (tokens, logprobs), drafted = carry
             state, info = self.step(params, state)
-            tokens = jax.lax.dynamic_update_index_in_dim(tokens, info.tokens, index, axis=1)
-            return index + 1, state, tokens, drafted.at[index].set(info.drafted)
+            reported = jax.tree.map(
+                lambda all_rounds, new: jax.lax.dynamic_update_index_in_dim(all_rounds, new, index, axis=1),
+                (tokens, logprobs),
+                (info.tokens, info.logprobs),
+            )
+            return index + 1, state, reported, drafted.at[index].set(info.drafted)
 
-        rounds, state, tokens, drafted = jax.lax.while_loop(unfinished, one, (jnp.int32(0), state, tokens, drafted))
-        return state, DispatchInfo(tokens, state.finish, rounds, drafted)
+        start = (jnp.int32(0), state, (tokens, logprobs), drafted)
+        rounds, state, (tokens, logprobs), drafted = jax.lax.while_loop(unfinished, one, start)
+        return state, DispatchInfo(tokens, state.finish, rounds, drafted, logprobs)
 
 
 def _gather(values: jax.Array, places: jax.Array) -> jax.Array:
@@ -263,26 +286,25 @@ def _count(state: DecodingState, draft: Draft, verdict: Verdict, log_probs, coun
     took_part = state.running & (counts > 0)
     accepted = jnp.minimum(verdict.num_accepted, counts)
     by_depth = (jnp.arange(tree.depth)[None, :] < accepted[:, None]) & took_part[:, None]
+    num_tested, overlap = jnp.zeros_like(counters.num_tested_per_pos), jnp.zeros_like(counters.overlap_per_pos)
     if tree.num_nodes:
         inner = jnp.asarray(tree.inner_nodes, jnp.int32)
         is_child = jnp.asarray(tree.parents[1:], jnp.int32)[None, :] == inner[:, None]
         on_path = (inner == ROOT)[None, :] | jnp.any(verdict.path[:, :, None] == inner[None, None, :], axis=1)
         # Not behind an end token: what was accepted there is not emitted and not counted either.
-        kept = jnp.asarray(tree.depths, jnp.int32)[inner][None, :] < counts[:, None]
+        depths = jnp.asarray(tree.depths, jnp.int32)[inner]
+        kept = depths[None, :] < counts[:, None]
         tested = on_path & jnp.any(draft.valid[:, None, :] & is_child[None], axis=-1) & kept
-    else:
-        tested = jnp.zeros((counts.shape[0], 0), bool)
-    overlap = jnp.zeros_like(counters.overlap)
-    if draft.parent_log_probs is not None:
-        at_inner = log_probs[:, jnp.asarray(tree.inner_nodes, jnp.int32)]
-        common = jnp.sum(jnp.exp(jnp.minimum(at_inner, draft.parent_log_probs)), axis=-1)
-        overlap = jnp.sum(jnp.where(tested, common, 0), axis=-1)
+        num_tested = num_tested.at[:, depths].add(tested.astype(jnp.int32))
+        if draft.parent_log_probs is not None:
+            common = jnp.sum(jnp.exp(jnp.minimum(log_probs[:, inner], draft.parent_log_probs)), axis=-1)
+            overlap = overlap.at[:, depths].add(jnp.where(tested, common, 0))
     return Counters(
         num_drafts=counters.num_drafts + took_part,
         num_draft_tokens=counters.num_draft_tokens + jnp.where(took_part, jnp.sum(draft.valid, axis=1, dtype=jnp.int32), 0),
         num_accepted_tokens_per_pos=counters.num_accepted_tokens_per_pos + by_depth,
-        num_tested=counters.num_tested + jnp.sum(tested, axis=1, dtype=jnp.int32),
-        overlap=counters.overlap + overlap,
+        num_tested_per_pos=counters.num_tested_per_pos + num_tested,
+        overlap_per_pos=counters.overlap_per_pos + overlap,
     )
 
 

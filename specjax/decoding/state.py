@@ -1,7 +1,7 @@
 """What a batch carries from round to round, and what a round reports.
 
 Letters in shapes: B rows, S cache capacity, R rounds of one dispatch, T tokens per verify pass, M stop ids, depth: longest
-draft path.
+draft path, n: number of most likely tokens that are reported.
 """
 
 import enum
@@ -23,7 +23,7 @@ class Finish(enum.IntEnum):
 
     RUNNING = 0
     STOP = 1
-    """It emitted an end token or one of its stop ids."""
+    """It emitted an end token, one of its stop ids or (the host sees to that) one of its stop strings."""
     LENGTH = 2
     """It reached ``max_tokens`` or the end of the context."""
     NAN = 3
@@ -38,21 +38,22 @@ class Counters:
       num_drafts: [B] int32, rounds, empty drafts included.
       num_draft_tokens: [B] int32, valid draft nodes.
       num_accepted_tokens_per_pos: [B, depth] int32, accepted and emitted draft tokens by depth.
-      num_tested: [B] int32, nodes before emitted tokens that had a valid child: places where acceptance was decided.
-      overlap: [B] float, sum over those nodes of sum(min(p, q)), where the drafter knows q.
+      num_tested_per_pos: [B, depth] int32, nodes before emitted tokens that had a valid child, by depth: places where acceptance
+        was decided.
+      overlap_per_pos: [B, depth] float, sum over those nodes of sum(min(p, q)), where the drafter knows q.
     """
 
     num_drafts: jax.Array
     num_draft_tokens: jax.Array
     num_accepted_tokens_per_pos: jax.Array
-    num_tested: jax.Array
-    overlap: jax.Array
+    num_tested_per_pos: jax.Array
+    overlap_per_pos: jax.Array
 
     @classmethod
     def zeros(cls, batch: int, depth: int, dtype) -> "Counters":
         """Nothing counted yet."""
-        per_row = jnp.zeros((batch,), jnp.int32)
-        return cls(per_row, per_row, jnp.zeros((batch, depth), jnp.int32), per_row, jnp.zeros((batch,), dtype))
+        per_row, per_pos = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, depth), jnp.int32)
+        return cls(per_row, per_row, per_pos, per_pos, per_pos.astype(dtype))
 
 
 @flax.struct.dataclass
@@ -105,6 +106,23 @@ class DecodingState:
 
 
 @flax.struct.dataclass
+class TokenLogprobs:
+    """Log-probabilities of emitted tokens, as the target's own logits have them: before temperature, penalties and filters.
+
+    Leading axes are those of the tokens; where no token was emitted, the values mean nothing.
+
+    Attributes:
+      chosen: [...] float, of the emitted token.
+      top_ids: [..., n] int32, the n most likely tokens, the most likely first.
+      top: [..., n] float, theirs.
+    """
+
+    chosen: jax.Array
+    top_ids: jax.Array
+    top: jax.Array
+
+
+@flax.struct.dataclass
 class RoundInfo:
     """What one round reports.
 
@@ -112,11 +130,13 @@ class RoundInfo:
       tokens: [B, depth + 1] int32, emitted tokens; ``NO_TOKEN`` behind the last.
       counts: [B] int32, how many; 0 for rows that had finished.
       drafted: int32, tokens drafted by all rows together; 0 makes the round a step of plain decoding.
+      logprobs: those of the emitted tokens, [B, depth + 1] each; None where the round makes none.
     """
 
     tokens: jax.Array
     counts: jax.Array
     drafted: jax.Array
+    logprobs: TokenLogprobs | None = None
 
 
 @flax.struct.dataclass
@@ -128,9 +148,11 @@ class DispatchInfo:
       finish: [B] int32, a :class:`Finish`.
       rounds: int32, rounds that were run.
       drafted: [R] int32, tokens drafted in each of them.
+      logprobs: those of the emitted tokens, [B, R, depth + 1] each; None where the rounds make none.
     """
 
     tokens: jax.Array
     finish: jax.Array
     rounds: jax.Array
     drafted: jax.Array
+    logprobs: TokenLogprobs | None = None

@@ -24,12 +24,11 @@ NO_ID = -1
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy (as in vLLM): the division would overflow float32 for ordinary logits."""
 
-_LATER = {
-    # Part of the public contract, not honoured yet. Anything but the neutral value is refused, never ignored.
-    "n": 1,
-    "stop": None,
-    "logprobs": None,
-}
+MAX_LOGPROBS = 20
+"""Most likely tokens that can be reported beside an emitted one."""
+
+MAX_COMPLETIONS = 128
+"""Completions of one prompt: all are rows of one batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +63,13 @@ class SamplingParams:
       min_tokens: no end or stop id before so many new tokens, 0 to ``max_tokens``.
       stop_token_ids: generation ends after any of these ids, beside the model's own end tokens.
       ignore_eos: goes on after the model's own end tokens.
-      n, stop, logprobs: reserved; any value but the neutral one is refused for now.
+      n: completions of the prompt, 1 to 128. Completion i depends on the seed and i alone, not on how many there are; the first
+        is the one that n=1 gives.
+      stop: a string or several; generation ends with the token that completes one in the new text, wherever it stands on tokens.
+        The text ends before it. Kept as a tuple.
+      include_stop_str_in_output: keeps the stop string in the text.
+      logprobs: None, or how many of the most likely tokens (0 to 20) are reported beside every emitted one, with
+        log-probabilities of the target itself: before temperature, penalties and filters.
 
     Raises:
       ValueError: names the argument, its value and the range.
@@ -92,6 +97,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] | None = dataclasses.field(default=None, hash=False)
     stop: str | Sequence[str] | None = None
+    include_stop_str_in_output: bool = False
     min_tokens: int = 0
     logprobs: int | None = None
 
@@ -109,8 +115,16 @@ class SamplingParams:
         self._biases()
         if self.seed is not None:
             self._whole("seed", 0, MAX_SEED, f"None or a whole number from 0 to {MAX_SEED}")
-        if not isinstance(self.ignore_eos, bool):
-            self._refuse("ignore_eos", "True or False")
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                self._refuse(name, "True or False")
+        self._whole("n", 1, MAX_COMPLETIONS, f"a whole number from 1 to {MAX_COMPLETIONS}")
+        if self.logprobs is not None:
+            self._whole("logprobs", 0, MAX_LOGPROBS, f"None or a whole number from 0 to {MAX_LOGPROBS}")
+        stop = () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else self.stop
+        if not isinstance(stop, Sequence) or not all(isinstance(text, str) and text for text in stop):
+            self._refuse("stop", "None, a string or a sequence of strings, none of them empty")
+        object.__setattr__(self, "stop", tuple(stop))
         if not isinstance(self.stop_token_ids, Iterable) or isinstance(self.stop_token_ids, str):
             self._refuse("stop_token_ids", "a sequence of token ids")
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
@@ -118,11 +132,6 @@ class SamplingParams:
             if isinstance(token, bool) or not isinstance(token, numbers.Integral) or token < 0:
                 self._refuse("stop_token_ids", "a sequence of token ids of at least 0")
         object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in self.stop_token_ids))
-        for name, neutral in _LATER.items():
-            value = getattr(self, name)
-            # True equals 1 and is none.
-            if value != neutral or isinstance(value, bool):
-                self._refuse(name, f"{neutral!r}: it is not supported yet")
 
     def _refuse(self, name, right):
         raise ValueError(f"SamplingParams: {name} is {getattr(self, name)!r}; it must be {right}")
@@ -196,8 +205,12 @@ class SamplingArrays:
     completion: jax.Array
 
     @classmethod
-    def stack(cls, params: Sequence[SamplingParams], seeds: Sequence[int]) -> "SamplingArrays":
+    def stack(
+        cls, params: Sequence[SamplingParams], seeds: Sequence[int], completion: Sequence[int] | None = None
+    ) -> "SamplingArrays":
         """Arrays of several requests' settings, with the seeds that they really use.
+
+        ``completion`` says which of several completions of one request each row is; None: the first.
 
         Example:
           >>> SamplingArrays.stack([SamplingParams(temperature=0), SamplingParams(top_k=5)], seeds=[0, 1]).top_k.tolist()
@@ -227,5 +240,5 @@ class SamplingArrays:
             bias_ids=jnp.asarray(bias_ids),
             biases=jnp.asarray(biases),
             seeds=column(([seed >> 32, seed & 0xFFFFFFFF] for seed in seeds), np.uint32),
-            completion=column((0 for _ in params), np.int32),
+            completion=column((0 for _ in params) if completion is None else completion, np.int32),
         )

@@ -81,14 +81,42 @@ def test_drafters_change_nothing_but_the_statistics(generate, chat_model):
     assert runs[-1]["stats"]["draft_acceptance_rate"] > 0.5  # the model drafts for itself; the budget cuts its last round
 
 
+def test_stop_strings_end_the_json_and_the_text(generate, chat_model):
+    whole = expected(chat_model, "abcabcabc", temperature=0).text
+    stop = whole[5:7]
+    arguments = ("--prompt", "abcabcabc", "--raw", "--stop", "no such text", "--stop", stop)
+    document = json.loads(generate(*arguments, "--json").out)
+    assert (document["text"], document["finish_reason"]) == (whole[: whole.index(stop)], "stop")
+    assert len(document["token_ids"]) == len(document["text"]) + len(stop) == document["stats"]["num_tokens"]
+    assert generate(*arguments).out == document["text"] + "\n"
+
+
+def test_log_probabilities_and_several_completions(generate):
+    arguments = ("--prompt", "abcabcabc", "--json", "--temperature", "9", "--seed", "7", "--ignore-eos")
+    documents = json.loads(generate(*arguments, "--logprobs", "2", "--n", "3").out)
+    assert len({json.dumps(document["token_ids"]) for document in documents}) == 3
+    for document in documents:
+        assert document["seed"] == 7
+        assert [next(iter(entry)) for entry in document["logprobs"]] == [str(token) for token in document["token_ids"]]
+        assert {len(entry) for entry in document["logprobs"]} <= {2, 3}
+        assert len(document["token_ids"]) == 12
+    assert json.loads(generate(*arguments).out)["token_ids"] == documents[0]["token_ids"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("--logprobs", "3"), "--logprobs needs --json"),
+        (("--n", "3"), "--n needs --json"),
+        (("--n", "0", "--json"), "n is 0; it must be a whole number from 1"),
+        (("--logprobs", "21", "--json"), "logprobs is 21; it must be None or a whole number from 0 to 20"),
+        (("--stop", ""), "none of them empty"),
+        (("--stop-sequence", "x"), "no option --stop-sequence: here it is --stop TEXT"),
         (("--rule", "best"), "rule is 'best'; it must be 'auto' or one of"),
         (("--rule", "greedy", "--temperature", "0.5"), "rule 'greedy' needs temperature 0"),
     ],
 )
-def test_a_rule_that_does_not_fit_is_refused_before_a_model_is_loaded(specjax_command, arguments, words):
+def test_what_is_wrong_with_the_call_is_said_before_a_model_is_loaded(specjax_command, arguments, words):
     outcome = specjax_command("generate", "--prompt", "hi", "--model", "there-is-no-such-model", *arguments)
     assert outcome.code == 2
     assert words in outcome.err

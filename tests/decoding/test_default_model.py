@@ -6,6 +6,9 @@ both drafters (about six minutes more on two cores).
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import specjax
@@ -101,6 +104,27 @@ def test_its_own_draft_is_always_accepted(smollm2, plain):
     completions = specjax.generate(smollm2, PROMPTS, GREEDY, drafter)
     assert tokens(completions) == plain["greedy"]
     assert all(completion.stats.draft_acceptance_rate == 1.0 for completion in completions)
+
+
+def test_logprobs_are_those_of_teacher_forcing(smollm2):
+    params = [dataclasses.replace(run, max_tokens=8, logprobs=2) for run in (MIXED[1], MIXED[3])]
+    completions = specjax.generate(smollm2, PROMPTS[1:4:2], params, specjax.drafters.prompt_lookup(2), rule="gumbel")
+    assert sum(completion.stats.num_accepted_tokens for completion in completions) > 0
+    prompts = [smollm2.tokenizer.encode(prompt) for prompt in PROMPTS[1:4:2]]
+    ids = np.zeros((2, 40), np.int32)
+    for row, prompt, completion in zip(ids, prompts, completions, strict=True):
+        row[: len(prompt) + 8] = [*prompt, *completion.token_ids]
+    positions = jnp.broadcast_to(jnp.arange(40), ids.shape)
+    hidden = jax.jit(smollm2.apply)(smollm2.params, ids, positions, smollm2.init_cache(2, 1)).hidden
+    for row, prompt, completion in zip(hidden, prompts, completions, strict=True):
+        text = completion.token_ids
+        logits = smollm2.unembed(smollm2.params, row[len(prompt) - 1 :][: len(text)])[:, : smollm2.vocab_size]
+        expected = np.asarray(jax.nn.log_softmax(logits))
+        assert len(completion.logprobs) == len(text) == 8
+        for token, entry, row in zip(text, completion.logprobs, expected, strict=True):
+            assert next(iter(entry)) == token
+            assert set(entry) == {token, *np.argsort(-row)[:2].tolist()}
+            np.testing.assert_allclose(list(entry.values()), row[list(entry)], atol=1e-4)
 
 
 def test_streamed_text_is_the_completion(smollm2, plain):

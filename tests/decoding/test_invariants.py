@@ -419,6 +419,8 @@ class Headless:
         (r"params is 5; it must be one SamplingParams or 3", {"params": 5}),
         (r"params\[1\]: stop_token_ids holds 50; ids of this model are below 50",
          {"params": [GREEDY, dataclasses.replace(GREEDY, stop_token_ids=(50,)), GREEDY]}),
+        (r"params\[2\]: stop is \('x',\), but model 'model' has no tokenizer",
+         {"params": [GREEDY, GREEDY, dataclasses.replace(GREEDY, stop="x")]}),
         (r"model is int; it must be a specjax.Model", {"model": 1}),
     ],
 )  # fmt: skip
