@@ -24,6 +24,7 @@ from specjax.decoding.state import NO_TOKEN, Finish, Parameters
 from specjax.drafters.base import bind
 from specjax.drafters.draft_model import draft_model
 from specjax.models.loaded import Model
+from specjax.sampling.allowed_tokens import START, AllowedTokens, advance
 from specjax.sampling.params import SamplingArrays, SamplingParams
 from specjax.sampling.path import LogitsProcessor, PathDistribution
 from specjax.tree import Law
@@ -85,6 +86,7 @@ def certify(
     max_tokens: Sequence[int] | None = None,
     sampling: SamplingParams | None = None,
     logits_processor: LogitsProcessor | None = None,
+    allowed_tokens: AllowedTokens | None = None,
     seed: int = 0,
     key: Callable[[object, int, int], Hashable] = production_key,
 ) -> Certificate:
@@ -100,7 +102,7 @@ def certify(
       target: another target than the tiny table of random distributions.
       max_tokens: budgets of new tokens; a row of the batch for each. None: as many as the rounds may emit.
       sampling: settings of target and drafter, stop ids included; None is temperature 1 (0 for ``greedy``).
-      logits_processor: as for ``specjax.generate``.
+      logits_processor, allowed_tokens: as for ``specjax.generate``.
       seed: of the random distributions.
       key: what the keys of draws are derived from, to see what other keys would do.
 
@@ -144,6 +146,7 @@ def certify(
     if len(budgets) > MAX_BUDGETS:
         raise ValueError(f"certify: max_tokens holds {len(budgets)} budgets; at most {MAX_BUDGETS}")
 
+    next_state = None if allowed_tokens is None else allowed_tokens.next_state
     starts = [_Start(prompt, budget) for prompt, budget in itertools.product(PROMPTS, budgets)]
     noise = None
     if rule.seed_stable or law is Law.COUPLED:
@@ -161,7 +164,7 @@ def certify(
             prefill_width=2,
             logits_processor=logits_processor,
         )
-        params = jax.tree.map(jnp.asarray, Parameters(target.params, drafter.params))
+        params = jax.tree.map(jnp.asarray, Parameters(target.params, drafter.params, next_state))
         branches = _all_branches(program, params, starts, sampling, rounds, noise, key)
         whole = _target_laws(program, params, longest, sampling)
     laws = {start: whole[start.prompt].cut(start.max_tokens) for start in starts}
@@ -268,6 +271,7 @@ def _target_laws(program: Round, params: Parameters, length: int, sampling: Samp
         tokens[row, :, len(prompt) : len(prompt) + length] = outputs
     tokens = tokens.reshape(-1, width)
     prompt_lengths = np.repeat(np.array([len(prompt) for prompt in PROMPTS], np.int32), len(outputs))
+    emitted = np.tile(outputs, (len(PROMPTS), 1))
     settings = SamplingArrays.stack([sampling] * len(tokens), [0] * len(tokens))
 
     @jax.jit
@@ -279,7 +283,10 @@ def _target_laws(program: Round, params: Parameters, length: int, sampling: Samp
         no_path, no_drafts = jnp.zeros((len(tokens), 1, 0), jnp.int32), jnp.zeros((1,), jnp.int32)
 
         def at(place):
-            lengths = prompt_lengths + place
+            lengths, states = prompt_lengths + place, None
+            if params.next_state is not None:
+                states = jnp.full((len(tokens),), START, jnp.int32)
+                states = advance(params.next_state, states, jnp.asarray(emitted), jnp.full_like(states, place))
             distribution = PathDistribution.create(
                 settings,
                 tokens,
@@ -287,6 +294,8 @@ def _target_laws(program: Round, params: Parameters, length: int, sampling: Samp
                 lengths,
                 _stop_ids(sampling, len(tokens)),
                 vocab_size,
+                states=states,
+                next_state=params.next_state,
                 logits_processor=program.logits_processor,
             )
             newest = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)

@@ -16,6 +16,7 @@ from specjax.decoding.round import Round, prefill, run_rounds
 from specjax.decoding.state import NO_TOKEN, DecodingState, Finish, Parameters
 from specjax.drafters.base import BoundDrafter, bind
 from specjax.models.loaded import Model
+from specjax.sampling.allowed_tokens import AllowedTokens
 from specjax.sampling.params import SamplingArrays, SamplingParams
 from specjax.sampling.path import LogitsProcessor
 from specjax.statistics import Stats
@@ -77,6 +78,7 @@ def generate(
     rule: Any = "auto",
     *,
     logits_processor: LogitsProcessor | None = None,
+    allowed_tokens: AllowedTokens | None = None,
     allow_lossy: bool = False,
 ) -> list[Completion]:
     """Completes one or many prompts, with or without speculation; the distribution of the outputs is the target's alone.
@@ -92,6 +94,7 @@ def generate(
         of every next token, inside drafts too: ``tokens[:length]`` is the text before it. V is the width of the model's logits;
         ids beyond its vocabulary get probability 0 in any case. It is compiled into the round: pass the same function again
         rather than a new one.
+      allowed_tokens: a grammar that every output keeps to (see :class:`specjax.AllowedTokens`).
       allow_lossy: whether a rule that changes the distribution may be used.
 
     Returns:
@@ -100,7 +103,7 @@ def generate(
     Raises:
       ValueError: names the argument, its value and what would be right, before any model runs.
     """
-    batch = Batch.prepare(model, prompts, params, drafter, rule, allow_lossy, logits_processor)
+    batch = Batch.prepare(model, prompts, params, drafter, rule, allow_lossy, logits_processor, allowed_tokens)
     for _ in batch.run():
         pass
     return batch.completions()
@@ -114,13 +117,14 @@ def stream(
     rule: Any = "auto",
     *,
     logits_processor: LogitsProcessor | None = None,
+    allowed_tokens: AllowedTokens | None = None,
     allow_lossy: bool = False,
 ) -> Iterator[Piece]:
     """Completes one prompt and yields its text as it comes, a round at a time; see :func:`generate` for the arguments.
 
     The texts of the pieces join to the completion's text. Errors in the arguments are raised by the call itself.
     """
-    batch = Batch.prepare(model, [prompt], params, drafter, rule, allow_lossy, logits_processor)
+    batch = Batch.prepare(model, [prompt], params, drafter, rule, allow_lossy, logits_processor, allowed_tokens)
     return _pieces(batch, model)
 
 
@@ -171,7 +175,7 @@ class Batch:
         self._seconds = {"prefill_seconds": 0.0, "decode_seconds": 0.0, "compile_seconds": 0.0}
 
     @classmethod
-    def prepare(cls, model, prompts, params, drafter, rule, allow_lossy, logits_processor=None) -> "Batch":
+    def prepare(cls, model, prompts, params, drafter, rule, allow_lossy, logits_processor=None, allowed_tokens=None) -> "Batch":
         """Checks everything and lays out the batch; no model runs."""
         if not isinstance(model, Model):
             raise ValueError(f"model is {type(model).__name__}; it must be a specjax.Model (see specjax.load_model)")
@@ -191,6 +195,13 @@ class Batch:
             _check_ids(model, settings, index)
         if logits_processor is not None:
             check_processor(logits_processor, model)
+        if allowed_tokens is not None and not isinstance(allowed_tokens, AllowedTokens):
+            raise ValueError(f"allowed_tokens is {type(allowed_tokens).__name__}; it must be a specjax.AllowedTokens")
+        if allowed_tokens is not None and allowed_tokens.vocab_size > model.vocab_size:
+            raise ValueError(
+                f"allowed_tokens has {allowed_tokens.vocab_size} columns; ids of this model are below {model.vocab_size}"
+            )
+        next_state = None if allowed_tokens is None else allowed_tokens.next_state
         bound: BoundDrafter = bind(drafter)
         bound.check_target(model)
         chosen, law = choose_rule(
@@ -214,7 +225,17 @@ class Batch:
         prefill_width = next((width for width in PREFILL_WIDTHS if longest - 1 <= width), PREFILL_WIDTHS[-1])
         seeds = [secrets.randbits(32) if p.seed is None else p.seed for p in sampling]
         capacity = round_capacity(most - 1)
-        return cls(program, model, Parameters(model.params, bound.params), prompts, sampling, seeds, capacity, prefill_width, law)
+        return cls(
+            program,
+            model,
+            Parameters(model.params, bound.params, next_state),
+            prompts,
+            sampling,
+            seeds,
+            capacity,
+            prefill_width,
+            law,
+        )
 
     def initial_state(self) -> DecodingState:
         """The prompts on the device, nothing of them fed yet."""
