@@ -9,12 +9,13 @@ if TYPE_CHECKING:
     from specjax.checkpoints.load import load_model
     from specjax.decoding import Completion, Piece, generate, stream
     from specjax.models.loaded import Model
-    from specjax.sampling import SamplingParams
+    from specjax.sampling import AllowedTokens, SamplingParams
     from specjax.statistics import Stats
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AllowedTokens",
     "Certificate",
     "Completion",
     "Model",
@@ -30,6 +31,7 @@ __all__ = [
 
 # Imported when first asked for: JAX takes seconds, and `specjax --help` should not wait for it.
 _HOMES = {
+    "AllowedTokens": "specjax.sampling",
     "Certificate": "specjax.certificates",
     "Completion": "specjax.decoding",
     "Model": "specjax.models.loaded",

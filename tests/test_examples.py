@@ -1,8 +1,20 @@
 """The examples run as they stand, and say what they promise."""
 
+import json
 import re
 import runpy
+import string
+import sys
 from pathlib import Path
+
+import jax
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+import specjax
+from specjax.checkpoints.tokenizer import Tokenizer
+from specjax.models.config import DecoderConfig
+from specjax.models.decoder import Decoder
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -14,3 +26,32 @@ def test_own_model(capsys):
     accepted = [int(number) for number in re.findall(r"(\d+) of \d+ drafted tokens accepted", output)]
     assert len(accepted) == 6
     assert sum(accepted) > 6
+
+
+def test_json_answer(capsys, monkeypatch):
+    """A model of random weights that spells: it has nothing to say but what the schema makes of it."""
+    tokens = ["<unk>", "</s>", *string.printable[:95], "\n"]
+    backend = tokenizers.Tokenizer(models.WordLevel({token: id for id, token in enumerate(tokens)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens(["<unk>", "</s>"])
+    tokenizer = Tokenizer(backend, eos_token="</s>", chat_template="{{ messages[0].content }}")
+    config = DecoderConfig(
+        vocab_size=98, num_layers=1, width=8, num_query_heads=2, num_kv_heads=1, head_dim=4, mlp_width=16, max_positions=512
+    )
+    decoder = Decoder(config)
+    model = specjax.Model(
+        functions=decoder,
+        params=decoder.init(jax.random.key(0), scale=0.5),
+        vocab_size=98,
+        max_positions=512,
+        tokenizer=tokenizer,
+        stop_token_ids=(1,),
+    )
+    monkeypatch.setattr(specjax, "load_model", lambda name: model, raising=False)
+    monkeypatch.setattr(sys, "argv", ["json_answer.py"])
+    runpy.run_path(str(EXAMPLES / "json_answer.py"), run_name="__main__")
+    output = capsys.readouterr().out
+    assert "The same tokens: True." in output
+    answers = re.findall(r"(.*)  \(stop, .* tokens per round\)", output)
+    assert set(json.loads(answers[0])) == {"city", "country", "capital"}

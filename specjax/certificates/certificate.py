@@ -25,6 +25,7 @@ from specjax.decoding.state import NO_TOKEN, Finish, Parameters
 from specjax.drafters.base import bind
 from specjax.drafters.draft_model import draft_model
 from specjax.models.loaded import Model
+from specjax.sampling.allowed_tokens import START, AllowedTokens, advance
 from specjax.sampling.params import SamplingArrays, SamplingParams
 from specjax.sampling.path import LogitsProcessor, PathDistribution
 from specjax.tree import Law
@@ -86,6 +87,7 @@ def certify(
     max_tokens: Sequence[int] | None = None,
     sampling: SamplingParams | None = None,
     logits_processor: LogitsProcessor | None = None,
+    allowed_tokens: AllowedTokens | None = None,
     seed: int = 0,
     key: Callable[[object, int, int], Hashable] = production_key,
 ) -> Certificate:
@@ -101,7 +103,7 @@ def certify(
       target: another target than the tiny table of random distributions.
       max_tokens: budgets of new tokens; a row of the batch for each. None: as many as the rounds may emit.
       sampling: settings of target and drafter, stop ids included; None is temperature 1 (0 for ``greedy``).
-      logits_processor: as for ``specjax.generate``.
+      logits_processor, allowed_tokens: as for ``specjax.generate``.
       seed: of the random distributions.
       key: what the keys of draws are derived from, to see what other keys would do.
 
@@ -145,6 +147,7 @@ def certify(
     if len(budgets) > MAX_BUDGETS:
         raise ValueError(f"certify: max_tokens holds {len(budgets)} budgets; at most {MAX_BUDGETS}")
 
+    next_state = None if allowed_tokens is None else allowed_tokens.next_state
     starts = [_Start(prompt, budget) for prompt, budget in itertools.product(PROMPTS, budgets)]
     noise = None
     if rule.seed_stable or law is Law.COUPLED:
@@ -162,7 +165,7 @@ def certify(
             prefill_width=2,
             logits_processor=logits_processor,
         )
-        params = jax.tree.map(jnp.asarray, Parameters(target.params, drafter.params))
+        params = jax.tree.map(jnp.asarray, Parameters(target.params, drafter.params, next_state))
         branches = _all_branches(program, params, starts, sampling, rounds, noise, key)
         whole = _target_laws(program, params, longest, sampling)
     laws = {start: whole[start.prompt].cut(start.max_tokens) for start in starts}
@@ -279,7 +282,8 @@ def _target_laws(program: Round, params: Parameters, length: int, sampling: Samp
         tokens[row, :, len(prompt) : len(prompt) + length] = outputs
     tokens = tokens.reshape(-1, width)
     prompt_lengths = np.repeat(np.array([len(prompt) for prompt in PROMPTS], np.int32), len(outputs))
-    log_probs = np.asarray(_teacher_forced(program, sampling, length, params, tokens, prompt_lengths))
+    emitted = np.tile(outputs, (len(PROMPTS), 1))
+    log_probs = np.asarray(_teacher_forced(program, sampling, length, params, tokens, prompt_lengths, emitted))
     log_probs = log_probs.reshape(len(PROMPTS), len(outputs), length, vocab_size)
     laws = {}
     for row, prompt in enumerate(PROMPTS):
@@ -289,7 +293,7 @@ def _target_laws(program: Round, params: Parameters, length: int, sampling: Samp
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _teacher_forced(program: Round, sampling, length: int, params, tokens, prompt_lengths):
+def _teacher_forced(program: Round, sampling, length: int, params, tokens, prompt_lengths, emitted):
     """[rows, length, V] log-probabilities of every place behind the prompts of whole sequences ``tokens`` [rows, width]."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     cache = program.target.init_cache(params.target, len(tokens), 1)
@@ -299,9 +303,20 @@ def _teacher_forced(program: Round, sampling, length: int, params, tokens, promp
     no_path, no_drafts = jnp.zeros((len(tokens), 1, 0), jnp.int32), jnp.zeros((1,), jnp.int32)
 
     def at(place):
-        lengths = prompt_lengths + place
+        lengths, states = prompt_lengths + place, None
+        if params.next_state is not None:
+            states = jnp.full((len(tokens),), START, jnp.int32)
+            states = advance(params.next_state, states, emitted, jnp.full_like(states, place))
         distribution = PathDistribution.create(
-            settings, tokens, prompt_lengths, lengths, stop_ids, program.vocab_size, logits_processor=program.logits_processor
+            settings,
+            tokens,
+            prompt_lengths,
+            lengths,
+            stop_ids,
+            program.vocab_size,
+            states=states,
+            next_state=params.next_state,
+            logits_processor=program.logits_processor,
         )
         newest = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)
         return distribution.log_probs(newest, no_path, no_drafts)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import tokenizers
@@ -70,6 +72,42 @@ class Tokenizer:
             tokens[id] = token
         return tokens
 
+    def token_bytes(self) -> list[bytes | None]:
+        """What every id adds to a text, as UTF-8 (a character may be spread over several); None for special ones and empty ids.
+
+        Raises:
+          ValueError: the tokenizer spells its tokens in an unknown way.
+        """
+        decoder = json.loads(self.backend.to_str())["decoder"] or {"type": "Fuse"}
+        steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+        spelled = {step["type"] for step in steps}
+        known = {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"}
+        if not spelled <= known:
+            raise ValueError(f"tokenizer: how {sorted(spelled - known)} spells tokens is not known")
+        if "ByteLevel" in spelled:
+            letters = _byte_letters()
+
+            def spelling(token):
+                return bytes(letters[letter] for letter in token)
+        else:
+            spaces = next((s["pattern"].get("String") for s in steps if s["type"] == "Replace"), None)
+            spaces = next((s["replacement"] for s in steps if s["type"] == "Metaspace"), spaces)
+
+            def spelling(token):
+                if "ByteFallback" in spelled and re.fullmatch("<0x[0-9A-F]{2}>", token):
+                    return bytes([int(token[3:5], 16)])
+                return (token.replace(spaces, " ") if spaces else token).encode()
+
+        added = self.backend.get_added_tokens_decoder()
+        result = []
+        for id, token in enumerate(self.vocabulary()):
+            if token is None or id in self.special_token_ids:
+                result.append(None)
+            else:
+                # Tokens that were added are written as they stand.
+                result.append(token.encode() if id in added else spelling(token))
+        return result
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text.
 
@@ -127,6 +165,14 @@ class Tokenizer:
     def check_same(self, draft: "Tokenizer") -> None:
         """Raises a ValueError unless every id means the same in ``draft``; see :func:`compare_tokenizers`."""
         compare_tokenizers(self, draft)
+
+
+@functools.cache
+def _byte_letters() -> dict[str, int]:
+    """The letter that stands for each byte in byte-level vocabularies: itself where it can be printed, others from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
 
 
 def surround(backend: tokenizers.Tokenizer, bos_token: str | None, eos_token: str | None) -> None:

@@ -18,6 +18,7 @@ from specjax.decoding.round import Round, prefill, run_rounds
 from specjax.decoding.state import NO_TOKEN, Counters, DecodingState, Parameters
 from specjax.drafters.base import BoundDrafter, bind
 from specjax.models.loaded import Model
+from specjax.sampling.allowed_tokens import AllowedTokens
 from specjax.sampling.params import SamplingArrays, SamplingParams
 from specjax.sampling.path import LogitsProcessor
 from specjax.statistics import Stats
@@ -39,6 +40,7 @@ def generate(
     rule: Any = "auto",
     *,
     logits_processor: LogitsProcessor | None = None,
+    allowed_tokens: AllowedTokens | None = None,
     allow_lossy: bool = False,
 ) -> list[Completion]:
     """Completes one or many prompts, with or without speculation; the distribution of the outputs is the target's alone.
@@ -54,6 +56,7 @@ def generate(
         of every next token, inside drafts too: ``tokens[:length]`` is the text before it. V is the width of the model's logits;
         ids beyond its vocabulary get probability 0 in any case. It is compiled into the round: pass the same function again
         rather than a new one.
+      allowed_tokens: a grammar that every output keeps to (see :class:`specjax.AllowedTokens`).
       allow_lossy: whether a rule that changes the distribution may be used.
 
     Returns:
@@ -62,7 +65,7 @@ def generate(
     Raises:
       ValueError: names the argument, its value and what would be right, before any model runs.
     """
-    batch = Batch.prepare(model, prompts, params, drafter, rule, allow_lossy, logits_processor)
+    batch = Batch.prepare(model, prompts, params, drafter, rule, allow_lossy, logits_processor, allowed_tokens)
     for _ in batch.run():
         pass
     return batch.completions()
@@ -76,6 +79,7 @@ def stream(
     rule: Any = "auto",
     *,
     logits_processor: LogitsProcessor | None = None,
+    allowed_tokens: AllowedTokens | None = None,
     allow_lossy: bool = False,
 ) -> Iterator[Piece]:
     """Completes one prompt and yields its text as it comes, a round at a time; see :func:`generate` for the arguments.
@@ -84,7 +88,7 @@ def stream(
     """
     if isinstance(params, SamplingParams) and params.n > 1:
         raise ValueError(f"stream: n is {params.n}; it must be 1, a stream has one completion")
-    batch = Batch.prepare(model, [prompt], params, drafter, rule, allow_lossy, logits_processor)
+    batch = Batch.prepare(model, [prompt], params, drafter, rule, allow_lossy, logits_processor, allowed_tokens)
     return _pieces(batch)
 
 
@@ -130,7 +134,7 @@ class Batch:
         self._seconds = {"prefill_seconds": 0.0, "decode_seconds": 0.0, "compile_seconds": 0.0}
 
     @classmethod
-    def prepare(cls, model, prompts, params, drafter, rule, allow_lossy, logits_processor=None) -> "Batch":
+    def prepare(cls, model, prompts, params, drafter, rule, allow_lossy, logits_processor=None, allowed_tokens=None) -> "Batch":
         """Checks everything and lays out the batch; no model runs."""
         if not isinstance(model, Model):
             raise ValueError(f"model is {type(model).__name__}; it must be a specjax.Model (see specjax.load_model)")
@@ -150,6 +154,13 @@ class Batch:
             check_settings(model, settings, index)
         if logits_processor is not None:
             check_processor(logits_processor, model)
+        if allowed_tokens is not None and not isinstance(allowed_tokens, AllowedTokens):
+            raise ValueError(f"allowed_tokens is {type(allowed_tokens).__name__}; it must be a specjax.AllowedTokens")
+        if allowed_tokens is not None and allowed_tokens.vocab_size > model.vocab_size:
+            raise ValueError(
+                f"allowed_tokens has {allowed_tokens.vocab_size} columns; ids of this model are below {model.vocab_size}"
+            )
+        next_state = None if allowed_tokens is None else allowed_tokens.next_state
         bound: BoundDrafter = bind(drafter)
         bound.check_target(model)
         chosen, law = choose_rule(
@@ -181,7 +192,8 @@ class Batch:
             for index in range(settings.n)
         ]
         prompts = [prompts[row.prompt_index] for row in rows]
-        return cls(program, model, Parameters(model.params, bound.params), prompts, rows, capacity, prefill_width, law)
+        parameters = Parameters(model.params, bound.params, next_state)
+        return cls(program, model, parameters, prompts, rows, capacity, prefill_width, law)
 
     @property
     def sampling(self) -> list[SamplingParams]:

@@ -24,6 +24,7 @@ from specjax.choices import Choices, KeyedChoices
 from specjax.decoding.state import NO_TOKEN, Counters, DecodingState, DispatchInfo, Finish, Parameters, RoundInfo, TokenLogprobs
 from specjax.drafters.base import Context, Drafter
 from specjax.models.base import ModelFunctions
+from specjax.sampling.allowed_tokens import START, advance
 from specjax.sampling.params import SamplingArrays
 from specjax.sampling.path import LogitsProcessor, PathDistribution, tree_paths
 from specjax.tree import ROOT, Draft
@@ -80,6 +81,7 @@ class Round:
             finish=jnp.where(lengths < limits, Finish.RUNNING, Finish.LENGTH).astype(jnp.int32),
             stop_token_ids=stop_token_ids,
             sampling=sampling,
+            states=jnp.full((batch,), START, jnp.int32),
             cache=self.target.init_cache(params.target, batch, width - 1),
             observed=jnp.zeros((batch,), jnp.int32),
             drafter=self.drafter.init(params.drafter, batch, width - 1),
@@ -121,6 +123,8 @@ class Round:
             state.stop_token_ids,
             self.vocab_size,
             width=self.logits_width,
+            states=None if params.next_state is None else state.states,
+            next_state=params.next_state,
             logits_processor=self.logits_processor,
         )
         return Context(
@@ -167,10 +171,14 @@ class Round:
         written = jnp.where(place < counts[:, None], state.lengths[:, None] + place, state.tokens.shape[1])
         tokens = state.tokens.at[jnp.arange(emitted.shape[0])[:, None], written].set(emitted, mode="drop")
         lengths = state.lengths + counts
+        states = state.states
+        if params.next_state is not None:
+            states = advance(params.next_state, states, emitted, counts)
         state = state.replace(
             tokens=tokens,
             lengths=lengths,
             finish=finish,
+            states=states,
             cache=cache,
             observed=state.observed + counts,
             drafter=drafter,

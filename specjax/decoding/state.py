@@ -63,10 +63,12 @@ class Parameters:
     Attributes:
       target: the target's parameters.
       drafter: the drafter's.
+      next_state: [Q, V] int32, table of the grammar that all rows keep to; None without one.
     """
 
     target: Any
     drafter: Any = ()
+    next_state: jax.Array | None = None
 
 
 @flax.struct.dataclass
@@ -81,6 +83,7 @@ class DecodingState:
       finish: [B] int32, a :class:`Finish`; only RUNNING rows take part in rounds.
       stop_token_ids: [B, M] int32, ids that end the row; ``NO_TOKEN`` fills.
       sampling: settings of the rows.
+      states: [B] int32, state of the grammar behind the committed text; ``START`` where there is none.
       cache: the target's cache, ``lengths - 1`` entries once the prompt is in.
       observed: [B] int32, tokens that the drafter has observed; ``lengths`` once the prompt is in.
       drafter: the drafter's own state.
@@ -94,6 +97,7 @@ class DecodingState:
     finish: jax.Array
     stop_token_ids: jax.Array
     sampling: SamplingArrays
+    states: jax.Array
     cache: KVCache
     observed: jax.Array
     drafter: Any

@@ -6,7 +6,8 @@ to it. Counted once per draft instead, every node but the root would be penalise
     committed   ... 5 3                       node      root   x1     x2
     draft       x1 = 5, x2 = 5                has 5     once   twice  three times
 
-Letters in shapes: B rows, S tokens of history, N draft nodes, T nodes with the root, D longest path, V vocabulary, M stop ids.
+Letters in shapes: B rows, S tokens of history, N draft nodes, T nodes with the root, D longest path, V vocabulary, M stop ids,
+Q states of a grammar.
 """
 
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.sampling.allowed_tokens import advance, allowed_at
 from specjax.sampling.params import NO_ID, SamplingArrays
 from specjax.sampling.transforms import to_log_probs
 from specjax.tree import DraftTree
@@ -88,6 +90,8 @@ class PathDistribution:
       lengths: [B] int32, committed length.
       stop_token_ids: [B, M] int32, ids that end the row; ``NO_ID`` fills.
       counts: of the committed text; all zero where no row has a penalty.
+      states: [B] int32, the grammar's state behind the committed text; None without a grammar.
+      next_state: [Q, V'] int32, the grammar's table; ids from V' on are forbidden.
       vocab_size: ids that may be emitted are below this.
       logits_processor: a user's own transform, or None.
 
@@ -108,6 +112,8 @@ class PathDistribution:
     lengths: jax.Array
     stop_token_ids: jax.Array
     counts: TokenCounts
+    states: jax.Array | None
+    next_state: jax.Array | None
     vocab_size: int = flax.struct.field(pytree_node=False)
     logits_processor: LogitsProcessor | None = flax.struct.field(pytree_node=False, default=None)
 
@@ -122,13 +128,17 @@ class PathDistribution:
         vocab_size: int,
         *,
         width: int | None = None,
+        states: jax.Array | None = None,
+        next_state: jax.Array | None = None,
         logits_processor: LogitsProcessor | None = None,
     ) -> "PathDistribution":
         """The distribution behind a committed text, counted only if some row has a penalty.
 
         Args:
-          sampling, tokens, prompt_lengths, lengths, stop_token_ids, vocab_size, logits_processor: as the attributes.
+          sampling, tokens, prompt_lengths, lengths, stop_token_ids, vocab_size: as the attributes.
           width: V, width of the logits; None is ``vocab_size``.
+          states, next_state: of a grammar, if there is one.
+          logits_processor: as the attribute.
         """
         width = vocab_size if width is None else width
 
@@ -139,7 +149,8 @@ class PathDistribution:
             return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(counted))
 
         counts = jax.lax.cond(jnp.any(_penalised_rows(sampling)), counted, nothing)
-        return cls(sampling, tokens, prompt_lengths, lengths, stop_token_ids, counts, vocab_size, logits_processor)
+        text = (tokens, prompt_lengths, lengths, stop_token_ids, counts)
+        return cls(sampling, *text, states, next_state, vocab_size, logits_processor)
 
     def log_probs(self, logits: jax.Array, path_tokens: jax.Array, path_lengths: jax.Array) -> jax.Array:
         """Log-probabilities [B, T, V] of the next token at T nodes.
@@ -153,26 +164,31 @@ class PathDistribution:
         """
         batch, num_nodes, _ = logits.shape
         path_lengths = jnp.broadcast_to(path_lengths if path_lengths.ndim == 2 else path_lengths[None], (batch, num_nodes))
-        logits = self._biased(logits, path_lengths)
-        if self.logits_processor is not None:
-            logits = self._processed(logits, path_tokens, path_lengths)
-        logits = self._penalised(logits, path_tokens, path_lengths)
+        if self.next_state is not None:
+            states = jnp.broadcast_to(self.states[:, None], (batch, num_nodes))
+            states = advance(self.next_state, states, path_tokens, path_lengths)
+            logits = jnp.where(allowed_at(self.next_state, states, logits.shape[-1]), logits, -jnp.inf)
+        # One condition for all of them: a condition costs a copy of the logits where nobody asks.
+        num_emitted = self.lengths[:, None] - self.prompt_lengths[:, None] + path_lengths
+        early = num_emitted < self.sampling.min_tokens[:, None]
+        biased = jnp.any(early) | jnp.any(self.sampling.bias_ids != NO_ID)
+        asked = biased | jnp.any(_penalised_rows(self.sampling)) | (self.logits_processor is not None)
+
+        def adjusted(logits):
+            logits = self._biased(logits, early)
+            if self.logits_processor is not None:
+                logits = self._processed(logits, path_tokens, path_lengths)
+            return self._penalised(logits, path_tokens, path_lengths)
+
+        logits = jax.lax.cond(asked, adjusted, lambda logits: logits, logits)
         return to_log_probs(logits, self.sampling, self.vocab_size)
 
-    def _biased(self, logits, path_lengths):
-        """Adds the biases, minus infinity for the ids that end the row where its output is shorter than ``min_tokens``."""
-        sampling = self.sampling
-        num_emitted = self.lengths[:, None] - self.prompt_lengths[:, None] + path_lengths
-        early = num_emitted < sampling.min_tokens[:, None]
-
-        def biased(logits):
-            ends = _at_nodes(self.stop_token_ids, early, logits)
-            ids = _at_nodes(sampling.bias_ids, jnp.ones_like(early), logits)
-            biases = jnp.broadcast_to(sampling.biases[:, None, :], ids.shape).astype(logits.dtype)
-            return _at(_at(logits, ends).set(-jnp.inf, mode="drop"), ids).add(biases, mode="drop")
-
-        asked = jnp.any(early) | jnp.any(sampling.bias_ids != NO_ID)
-        return jax.lax.cond(asked, biased, lambda logits: logits, logits)
+    def _biased(self, logits, early):
+        """Adds the biases, and forbids the ids that end the row where it is ``early`` [B, T] to end."""
+        ends = _at_nodes(self.stop_token_ids, early, logits)
+        ids = _at_nodes(self.sampling.bias_ids, jnp.ones_like(early), logits)
+        biases = jnp.broadcast_to(self.sampling.biases[:, None, :], ids.shape).astype(logits.dtype)
+        return _at(_at(logits, ends).set(-jnp.inf, mode="drop"), ids).add(biases, mode="drop")
 
     def _processed(self, logits, path_tokens, path_lengths):
         depth = path_tokens.shape[2]
@@ -191,7 +207,6 @@ class PathDistribution:
 
     def _penalised(self, logits, path_tokens, path_lengths):
         sampling, dtype = self.sampling, logits.dtype
-        width = logits.shape[-1]
 
         def apply(logits, seen, output):
             repetition, frequency, presence = (
@@ -201,19 +216,16 @@ class PathDistribution:
             logits = jnp.where(seen, jnp.where(logits > 0, logits / repetition, logits * repetition), logits)
             return logits - frequency * output.astype(dtype) - presence * (output > 0).astype(dtype)
 
-        def penalised(logits):
-            by_history = apply(logits, self.counts.seen[:, None], self.counts.output[:, None])
-            # Only the few tokens of the path count differently at a node.
-            on_path = jnp.arange(path_tokens.shape[2])[None, None, :] < path_lengths[..., None]
-            same = (path_tokens[..., :, None] == path_tokens[..., None, :]) & on_path[..., None, :]
-            before = jnp.take_along_axis(self.counts.output[:, None], path_tokens, axis=2, mode="clip")
-            output = before + jnp.sum(same, axis=-1, dtype=jnp.int32)
-            at_path = jnp.take_along_axis(logits, path_tokens, axis=2, mode="clip")
-            by_path = apply(at_path, jnp.ones_like(on_path), output)
-            ids = jnp.where(on_path, path_tokens, width)
-            return _at(by_history, ids).set(by_path, mode="drop")
-
-        return jax.lax.cond(jnp.any(_penalised_rows(sampling)), penalised, lambda logits: logits, logits)
+        by_history = apply(logits, self.counts.seen[:, None], self.counts.output[:, None])
+        # Only the few tokens of the path count differently at a node.
+        on_path = jnp.arange(path_tokens.shape[2])[None, None, :] < path_lengths[..., None]
+        same = (path_tokens[..., :, None] == path_tokens[..., None, :]) & on_path[..., None, :]
+        before = jnp.take_along_axis(self.counts.output[:, None], path_tokens, axis=2, mode="clip")
+        output = before + jnp.sum(same, axis=-1, dtype=jnp.int32)
+        at_path = jnp.take_along_axis(logits, path_tokens, axis=2, mode="clip")
+        by_path = apply(at_path, jnp.ones_like(on_path), output)
+        ids = jnp.where(on_path, path_tokens, logits.shape[-1])
+        return _at(by_history, ids).set(by_path, mode="drop")
 
 
 def _penalised_rows(sampling: SamplingArrays) -> jax.Array:

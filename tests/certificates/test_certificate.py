@@ -6,7 +6,7 @@ import flax.struct
 import jax.numpy as jnp
 import pytest
 
-from specjax import SamplingParams
+from specjax import AllowedTokens, SamplingParams
 from specjax.cache import KVCache
 from specjax.certificates import ReusedKeyError, certify
 from specjax.certificates.tiny import TableModel, constant_model, counting_tree, table_model
@@ -175,7 +175,7 @@ def prefers_even_lengths(tokens, prompt_length, length, logits):
     return logits.at[tokens[length - 1]].add(jnp.where((length - prompt_length) % 2 == 0, 0.9, -0.5).astype(logits.dtype))
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("settings", ["bias and filters", "minimum length"])
 def test_settings_that_depend_on_the_text_are_lossless(settings):
     """Cases 84 to 88: exact at every draft position."""
     certificate = certify("token", sampling=SETTINGS[settings])
@@ -190,6 +190,15 @@ def test_settings_are_lossless_on_a_fork():
     assert certificate.expected_tokens > 1
 
 
+@pytest.mark.parametrize("rule", ["token", "gumbel"])
+def test_a_grammar_is_lossless(rule):
+    """The state goes on with the draft: after a 1 only 0 or 2, no two 2 in a row."""
+    table = AllowedTokens([[0, 1, 2], [0, -1, 2], [0, 1, -1]])
+    certificate = certify(rule, sampling=SETTINGS["penalties"], allowed_tokens=table)
+    assert certificate.lossless, certificate.counterexample
+    assert certificate.expected_tokens > 1.2
+
+
 def test_penalties_frozen_at_the_start_of_a_draft_are_caught(monkeypatch):
     """Case 88. The law of the certificate itself knows no drafts, so that it does not share the mistake."""
 
@@ -198,6 +207,6 @@ def test_penalties_frozen_at_the_start_of_a_draft_are_caught(monkeypatch):
             return super().log_probs(logits, path_tokens, jnp.zeros_like(path_lengths))
 
     monkeypatch.setattr("specjax.decoding.round.PathDistribution", Frozen)
-    certificate = certify("token", sampling=SETTINGS["penalties"])
+    certificate = certify("token", sampling=SETTINGS["penalties"], rounds=1)
     assert certificate.max_error > 1e-3
     assert "instead of" in certificate.counterexample

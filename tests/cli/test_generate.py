@@ -65,6 +65,31 @@ def test_raw_leaves_the_chat_template_out(generate, chat_model):
     assert document["token_ids"] != json.loads(generate("--prompt", "abcabcabc", "--json").out)["token_ids"]
 
 
+def test_penalties_and_a_minimum_length(generate, chat_model):
+    settings = {"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.4, "min_tokens": 3, "temperature": 0}
+    flags = [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    outcome = generate("--prompt", "abcabcabc", "--json", *flags)
+    assert outcome.code == 0, outcome.err
+    answer = expected(chat_model, [{"role": "user", "content": "abcabcabc"}], **settings)
+    assert json.loads(outcome.out)["token_ids"] == answer.token_ids
+    neutral = expected(chat_model, [{"role": "user", "content": "abcabcabc"}], temperature=0)
+    assert answer.token_ids != neutral.token_ids
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--min-tokens", "13"], "min_tokens is 13; it must be a whole number from 0 to max_tokens (12)"),
+        (["--repetition-penalty", "0"], "repetition_penalty is 0.0; it must be a number above 0"),
+        (["--repeat-penalty", "1.1"], "no option --repeat-penalty: here it is --repetition-penalty"),
+    ],
+)
+def test_wrong_penalties(generate, flags, words):
+    outcome = generate("--prompt", "a", *flags)
+    assert outcome.code == 2
+    assert words in " ".join(outcome.err.split())
+
+
 def test_drafters_change_nothing_but_the_statistics(generate, chat_model):
     runs = [
         json.loads(generate("--prompt", "abcabcabc", "--json", *options).out)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import SamplingParams
+from specjax import AllowedTokens, SamplingParams
 from specjax.certificates.tiny import counting_tree
 from specjax.decoding import run_rounds
 from specjax.decoding.generate import Batch
@@ -47,9 +47,26 @@ def processor(tokens, prompt_length, length, logits):
     return jnp.where(tokens[0] % 2 == 1, raised, logits)
 
 
-def outcomes(params, drafter, target=TARGET, prompts=PROMPTS):
-    completions = specjax.generate(target, prompts, params, drafter=drafter, rule="gumbel", logits_processor=processor)
-    return [(c.token_ids, c.finish_reason) for c in completions]
+EVERYTHING = AllowedTokens(np.zeros((1, tiny.VOCAB), int))
+BEHIND = np.arange(tiny.VOCAB)[None, :] % 6
+# The state is one more than the newest id modulo 6, and only ids that are 3 or 4 more may follow.
+STEPS = AllowedTokens(
+    np.concatenate([BEHIND + 1, np.where(np.isin((BEHIND - np.arange(6)[:, None]) % 6, (3, 4)), BEHIND + 1, -1)])
+)
+# Three ids below 20, then only the end token 40.
+SHORT = np.full((5, tiny.VOCAB), -1)
+SHORT[:3, :20] = np.arange(1, 4)[:, None]
+SHORT[3:, 40] = 4
+SHORT = AllowedTokens(SHORT)
+
+
+def completions(params, drafter, target=TARGET, prompts=PROMPTS, allowed=EVERYTHING):
+    run = {"rule": "gumbel", "logits_processor": processor, "allowed_tokens": allowed}
+    return specjax.generate(target, prompts, params, drafter=drafter, **run)
+
+
+def outcomes(*arguments, **named):
+    return [(c.token_ids, c.finish_reason) for c in completions(*arguments, **named)]
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +111,39 @@ def test_a_frequency_penalty_moves_on(drafter):
 def test_a_draft_model_that_is_the_target_is_always_accepted():
     """Case 79: with its own tokens so far counted, and the same filters, q is p."""
     perfect = dataclasses.replace(DRAFTERS["draft-4"], params=TARGET.params)
-    settings = {"rule": "gumbel", "logits_processor": processor}
-    for completion in specjax.generate(TARGET, PROMPTS, ROWS, drafter=perfect, **settings):
-        assert completion.stats.num_drafts == -(-len(completion.token_ids) // 5)
+    for allowed in (EVERYTHING, STEPS):
+        for completion in completions(ROWS, perfect, allowed=allowed):
+            assert completion.stats.num_drafts == -(-len(completion.token_ids) // 5)
+
+
+@pytest.mark.parametrize("drafter", ["draft-4", "lookup-4", "fork"])
+def test_every_drafter_keeps_to_the_grammar(drafter):
+    """With all other settings, and with none."""
+    for params in (ROWS, [SamplingParams(seed=3, max_tokens=20)] * 3):
+        expected = outcomes(params, None, allowed=STEPS)
+        for tokens, _ in expected:
+            assert STEPS.accepts(tokens)
+            assert len(set(tokens)) > 3
+        assert outcomes(params, DRAFTERS[drafter], allowed=STEPS) == expected
+
+
+def test_a_draft_outside_the_grammar_is_never_taken():
+    """Case 169: the fork drafts ids that are 1 or 2 more than the newest."""
+    drafted = completions([SamplingParams(seed=3, max_tokens=20)] * 3, DRAFTERS["fork"], allowed=STEPS)
+    for completion in drafted:
+        assert completion.stats.num_draft_tokens > 0
+        assert completion.stats.num_accepted_tokens == 0
+        assert len(completion.token_ids) == 20
+
+
+@pytest.mark.parametrize("drafter", ["none", "draft-4", "lookup-4", "fork"])
+def test_a_row_ends_where_only_the_end_token_is_left(drafter):
+    target = tiny.model(TABLE, stop_token_ids=(40,))
+    for tokens, reason in outcomes([SamplingParams(seed=3, max_tokens=20)] * 3, DRAFTERS[drafter], target, allowed=SHORT):
+        assert reason == "stop"
+        assert len(tokens) == 4
+        assert tokens[3] == 40
+        assert max(tokens[:3]) < 20
 
 
 def test_top_k_of_one_is_greedy():
@@ -115,6 +162,7 @@ def test_settings_share_one_program(plain):
         [dataclasses.replace(p, min_tokens=3, logit_bias={1: 1}) for p in ROWS],
     ):
         outcomes(params, DRAFTERS["draft-4"])
+        outcomes(params, DRAFTERS["draft-4"], allowed=STEPS)
     assert run_rounds._cache_size() == traces
 
 
@@ -130,6 +178,9 @@ def test_rows_are_independent(plain):
     [
         (r"params\[2\]: logit_bias holds 50; ids of this model are below 50",
          {"params": [*ROWS[:2], SamplingParams(logit_bias={50: 1})]}),
+        (r"allowed_tokens is list; it must be a specjax.AllowedTokens", {"allowed_tokens": [[0]]}),
+        (r"allowed_tokens has 51 columns; ids of this model are below 50",
+         {"allowed_tokens": AllowedTokens(np.zeros((1, 51), int))}),
         (r"logits_processor is 3; it must be a hashable function", {"logits_processor": 3}),
         (r"logits_processor is .*; it must return float32\[52\], not", {"logits_processor": lambda t, p, n, logits: logits[:50]}),
         (r"logits_processor is .*; it must return float32\[52\], not", {"logits_processor": lambda t, p, n, logits: logits > 0}),
