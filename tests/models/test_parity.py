@@ -23,13 +23,13 @@ def read_golden(name):
     return json.loads((GOLDEN / f"{name}.json").read_text())["sequences"]
 
 
-def measure(model, params, sequences):
+def measure(model, params, sequences, compiler_options=None):
     """The golden quantities of all sequences from one pass, each sequence a row, padded behind."""
     longest = max(len(sequence["token_ids"]) for sequence in sequences)
     tokens = np.stack([np.pad(sequence["token_ids"], (0, longest - len(sequence["token_ids"]))) for sequence in sequences])
     positions = np.broadcast_to(np.arange(longest), tokens.shape)
     cache = model.functions.init_cache(params, len(sequences), longest)
-    apply, unembed = jax.jit(model.apply), jax.jit(model.unembed)
+    apply, unembed = (jax.jit(function, compiler_options=compiler_options) for function in (model.apply, model.unembed))
     rows = apply(params, jnp.asarray(tokens), jnp.asarray(positions), cache).hidden
     results = []
     for sequence, row in zip(sequences, rows, strict=True):
@@ -51,6 +51,13 @@ def worst_difference(results, sequences, kind):
         np.abs(result[kind].astype(np.float64) - sequence[kind]).max()
         for result, sequence in zip(results, sequences, strict=True)
     )
+
+
+def mean_square_differences(results, sequences, kind):
+    """Ours and the reference's, over all places."""
+    ours = [result[kind].astype(np.float64) - sequence[kind] for result, sequence in zip(results, sequences, strict=True)]
+    theirs = [np.full(d.shape, s["float32_mean_square"][kind]) for d, s in zip(ours, sequences, strict=True)]
+    return np.mean(np.square(np.concatenate([d.ravel() for d in ours]))), np.mean(np.concatenate([d.ravel() for d in theirs]))
 
 
 def assert_float32_parity(model, sequences, factor=2):
@@ -98,10 +105,19 @@ def test_smollm2(smollm2):
 
 
 def test_qwen(qwen_path):
+    """The largest of these 38 differences depends on luck, so what is held to twice the reference is the root mean square.
+
+    What XLA multiplies float32 matrices with on CPUs by default (YNNPACK) adds 896 and 4,864 products one after another and so
+    rounds about twice as much as the reference's library. With its other one the same formulas round as the reference does.
+    """
     model = specjax.load_model(qwen_path, dtype="float32")
-    # Twice is not reached here: 2.3 times for logits and log-sum-exp, 2.8 for the hidden norm. XLA's CPU products of 896 and
-    # 4,864 terms round about twice as much as the reference's library does (root mean square), before anything else adds to it.
-    assert_float32_parity(model, read_golden("qwen2.5-coder-0.5b-instruct"), factor=3)
+    sequences = read_golden("qwen2.5-coder-0.5b-instruct")
+    assert_float32_parity(model, sequences, factor=3)
+    options = {"xla_cpu_experimental_ynn_fusion_type": "", "xla_backend_optimization_level": 3}
+    results = measure(model, model.params, sequences, options)
+    for kind in KINDS:
+        ours, theirs = mean_square_differences(results, sequences, kind)
+        assert np.sqrt(ours) <= 2 * np.sqrt(theirs), f"{kind}: {np.sqrt(ours)}, reference {np.sqrt(theirs)}"
 
 
 def linear(apply, model, params, tokens, size=40):
