@@ -79,7 +79,7 @@ class DraftTreeModel(ModelDrafter):
             children = [child for node in inner for child in tree.children[node]]
             noise = None
             if any(self.laws[child - 1] is Law.COUPLED for child in children):
-                noise = choices.gumbel(depth, context.logits_width, context.logits_dtype)
+                noise = self._noise(choices, depth, level_log_probs)
             for place, node in enumerate(inner):
                 nodes = tree.children[node]
                 drawing = asked[:, nodes[0] - 1] & (valid[:, node - 1] if node > ROOT else True)
@@ -91,6 +91,12 @@ class DraftTreeModel(ModelDrafter):
                 valid = valid.at[:, index].set(possible & drawing[:, None])
                 log_probs = log_probs.at[:, tree.inner_index[node]].set(row_log_probs)
         return tokens, valid, log_probs, cache
+
+    def _noise(self, choices, depth, log_probs):
+        """[B, V] shared noise of children of nodes at ``depth``; zeros where ``log_probs`` [B, nodes, V] are all certain."""
+        shape, dtype = (log_probs.shape[0], log_probs.shape[-1]), log_probs.dtype
+        certain = jnp.all(jnp.max(log_probs, axis=-1) == 0)
+        return jax.lax.cond(certain, lambda: jnp.zeros(shape, dtype), lambda: choices.gumbel(depth, shape[1], dtype))
 
     def _outputs(self, params, context, cache, tokens, inner):
         """Hidden states [B, len(inner), E] at the nodes ``inner``, which go through the model with their ancestors."""
