@@ -27,7 +27,7 @@ from specjax.models.base import ModelFunctions
 from specjax.sampling.params import SamplingArrays
 from specjax.sampling.transforms import to_log_probs
 from specjax.tree import ROOT, Draft
-from specjax.verification.base import Rule, Verdict
+from specjax.verification.base import Rule, Verdict, check_fits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +137,8 @@ class Round:
         tree = self.drafter.tree
         num_draft = jnp.asarray(tree.nodes_within)[jnp.clip(room, 0, tree.depth)]
         draft, drafter = self.drafter.propose(drafter_params, state.drafter, context, choices, num_draft)
+        # What the drafter really drew by, were it not what it was chosen for.
+        check_fits(self.rule, draft.tree, draft.laws)
         asked = jnp.arange(draft.tree.num_nodes)[None, :] < num_draft[:, None]
         draft = draft.replace(valid=draft.valid & asked).checked()
 
