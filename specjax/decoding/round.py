@@ -28,7 +28,7 @@ from specjax.sampling.allowed_tokens import START, advance
 from specjax.sampling.params import SamplingArrays
 from specjax.sampling.path import LogitsProcessor, PathDistribution, tree_paths
 from specjax.tree import ROOT, Draft
-from specjax.verification.base import Rule, Verdict
+from specjax.verification.base import Rule, Verdict, check_fits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +155,8 @@ class Round:
         tree = self.drafter.tree
         num_draft = jnp.asarray(tree.nodes_within)[jnp.clip(room, 0, tree.depth)]
         draft, drafter = self.drafter.propose(params.drafter, state.drafter, context, choices, num_draft)
+        # What the drafter really drew by, were it not what it was chosen for.
+        check_fits(self.rule, draft.tree, draft.laws)
         asked = jnp.arange(draft.tree.num_nodes)[None, :] < num_draft[:, None]
         draft = draft.replace(valid=draft.valid & asked).checked()
 

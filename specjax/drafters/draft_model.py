@@ -142,6 +142,8 @@ def draft_model(
     """
     settings = (model.functions, model.vocab_size, model.max_positions)
     name = f"draft_model({model.name})"
+    if stop is not None and not callable(stop):
+        raise ValueError(f"draft_model: stop is {stop!r}; it must be a hook such as specjax.drafters.StopAtEntropy()")
     if tree is None:
         length = DEFAULT_LENGTH if num_speculative_tokens is None else num_speculative_tokens
         check_num_speculative_tokens(length)

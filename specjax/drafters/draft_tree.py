@@ -22,6 +22,9 @@ from specjax.drafters.model_drafter import ModelDrafter
 from specjax.sampling.path import tree_paths
 from specjax.tree import ROOT, Draft, DraftTree, Law
 
+LAWS = (Law.WITHOUT_REPLACEMENT, Law.INDEPENDENT, Law.COUPLED, Law.DETERMINISTIC)
+"""What children can be drawn by."""
+
 
 @dataclasses.dataclass(frozen=True)
 class DraftTreeModel(ModelDrafter):
@@ -34,7 +37,6 @@ class DraftTreeModel(ModelDrafter):
 
     tree: DraftTree = dataclasses.field(default_factory=lambda: DraftTree.chain(1))
     laws: tuple[Law, ...] | None = None
-    law_choices = (Law.WITHOUT_REPLACEMENT, Law.INDEPENDENT, Law.COUPLED, Law.DETERMINISTIC)
 
     @property
     def steady_width(self) -> int:
@@ -45,6 +47,11 @@ class DraftTreeModel(ModelDrafter):
     def most_emitted(self) -> int:
         """See :class:`ModelDrafter`."""
         return self.tree.depth + 1
+
+    @property
+    def law_choices(self) -> tuple[Law, ...]:
+        """See :class:`specjax.drafters.Drafter`; of a tree whose laws are fixed only those."""
+        return LAWS if self.laws is None else tuple(dict.fromkeys(self.laws))
 
     def with_law(self, law):
         """See :meth:`specjax.drafters.Drafter.with_law`; a tree whose laws are fixed already keeps them."""
@@ -70,30 +77,63 @@ class DraftTreeModel(ModelDrafter):
         return Draft(tokens, valid & asked, log_probs, tree, self.laws).checked(), state.replace(cache=cache)
 
     def _draft(self, params, context, choices, asked, tokens, valid, log_probs, cache):
-        tree = self.tree
-        cache, hidden = self.feed_up_to_root(params, cache, context, jnp.any(asked, axis=1))
-        for depth, inner in itertools.groupby(sorted(tree.inner_nodes, key=lambda n: tree.depths[n]), lambda n: tree.depths[n]):
+        tree, batch = self.tree, asked.shape[0]
+        cache, root_hidden = self.feed_up_to_root(params, cache, context, jnp.any(asked, axis=1))
+        by_depth = sorted(tree.inner_nodes, key=lambda node: tree.depths[node])
+        for _, inner in itertools.groupby(by_depth, lambda node: tree.depths[node]):
             inner = list(inner)
-            if depth > 0:
-                hidden = self._outputs(params, context, cache, tokens, inner)
-            path_tokens, path_lengths = tree_paths(tree, tokens)
-            places = np.array(inner)
-            level_log_probs = self.log_probs(params, hidden, context, path_tokens[:, places], path_lengths[places])
-            children = [child for node in inner for child in tree.children[node]]
-            noise = None
-            if any(self.laws[child - 1] is Law.COUPLED for child in children):
-                noise = choices.gumbel(depth, context.logits_width, context.logits_dtype)
-            for place, node in enumerate(inner):
-                nodes = tree.children[node]
-                drawing = asked[:, nodes[0] - 1] & (valid[:, node - 1] if node > ROOT else True)
-                row_log_probs = level_log_probs[:, place]
-                laws = [self.laws[child - 1] for child in nodes]
-                drawn, possible = draw_children(choices, laws, nodes, only_where(drawing, row_log_probs), noise)
-                index = np.array(nodes) - 1
-                tokens = tokens.at[:, index].set(drawn)
-                valid = valid.at[:, index].set(possible & drawing[:, None])
-                log_probs = log_probs.at[:, tree.inner_index[node]].set(row_log_probs)
+            children = np.array([child for node in inner for child in tree.children[node]])
+            nothing = (
+                jnp.zeros((batch, len(children)), jnp.int32),
+                jnp.zeros((batch, len(children)), bool),
+                jnp.zeros((batch, len(inner), context.logits_width), context.logits_dtype),
+            )
+
+            def level(nothing, inner=inner, tokens=tokens, valid=valid):
+                del nothing
+                hidden = root_hidden if inner == [ROOT] else self._outputs(params, context, cache, tokens, inner)
+                path_tokens, path_lengths = tree_paths(tree, tokens)
+                places = np.array(inner)
+                level_log_probs = self.log_probs(params, hidden, context, path_tokens[:, places], path_lengths[places])
+                return *self._children(choices, inner, asked, valid, level_log_probs), level_log_probs
+
+            # No pass for a level that no budget reaches.
+            needed = jnp.any(asked[:, children - 1])
+            drawn, possible, level_log_probs = jax.lax.cond(needed, level, lambda nothing: nothing, nothing)
+            tokens = tokens.at[:, children - 1].set(drawn)
+            valid = valid.at[:, children - 1].set(possible)
+            log_probs = log_probs.at[:, tree.inner_index[inner]].set(level_log_probs)
         return tokens, valid, log_probs, cache
+
+    def _children(self, choices, inner, asked, valid, log_probs):
+        """Tokens [B, children] of the children of the nodes ``inner``, all of one depth, and which are drafted [B, children].
+
+        Args:
+          choices: where randomness comes from.
+          inner: nodes with children.
+          asked: [B, N], what is to be drafted.
+          valid: [B, N], what was drafted at smaller depths.
+          log_probs: [B, inner, V], log q at the nodes.
+        """
+        tree = self.tree
+        noise = None
+        if any(self.laws[child - 1] is Law.COUPLED for node in inner for child in tree.children[node]):
+            noise = self._noise(choices, tree.depths[inner[0]], log_probs)
+        drawn, drafted = [], []
+        for place, node in enumerate(inner):
+            nodes = tree.children[node]
+            drawing = asked[:, nodes[0] - 1] & (valid[:, node - 1] if node > ROOT else True)
+            laws = [self.laws[child - 1] for child in nodes]
+            tokens, possible = draw_children(choices, laws, nodes, only_where(drawing, log_probs[:, place]), noise)
+            drawn.append(tokens)
+            drafted.append(possible & drawing[:, None])
+        return jnp.concatenate(drawn, axis=1), jnp.concatenate(drafted, axis=1)
+
+    def _noise(self, choices, depth, log_probs):
+        """[B, V] shared noise of children of nodes at ``depth``; zeros where ``log_probs`` [B, nodes, V] are all certain."""
+        shape, dtype = (log_probs.shape[0], log_probs.shape[-1]), log_probs.dtype
+        certain = jnp.all(jnp.max(log_probs, axis=-1) == 0)
+        return jax.lax.cond(certain, lambda: jnp.zeros(shape, dtype), lambda: choices.gumbel(depth, shape[1], dtype))
 
     def _outputs(self, params, context, cache, tokens, inner):
         """Hidden states [B, len(inner), E] at the nodes ``inner``, which go through the model with their ancestors."""

@@ -39,7 +39,7 @@ def draw_children(
     drawn, possible = [], []
     # Of the tokens that earlier siblings left.
     left = log_probs
-    row = jnp.arange(log_probs.shape[0])
+    ids = jnp.arange(log_probs.shape[-1])[None, :]
     for law, node in zip(laws, nodes, strict=True):
         available = jnp.max(left, axis=-1) > -jnp.inf
         if law is Law.INDEPENDENT:
@@ -53,7 +53,7 @@ def draw_children(
             token = jnp.argmax(left + noise, axis=-1).astype(jnp.int32)
         drawn.append(token)
         possible.append(available)
-        left = left.at[row, token].set(-jnp.inf)
+        left = jnp.where(ids == token[:, None], -jnp.inf, left)
     return jnp.stack(drawn, axis=1), jnp.stack(possible, axis=1)
 
 

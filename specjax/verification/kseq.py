@@ -42,20 +42,18 @@ def common_factor(p: jax.Array, q: jax.Array, num_children: jax.Array) -> tuple[
     """
     count = num_children.astype(p.dtype)
 
-    def chances(rho):
-        beta = jnp.minimum(jnp.sum(jnp.minimum(q, p / rho[:, None]), axis=-1), 1)
-        # 1 - (1 - beta)^K without cancellation for small beta.
-        return beta, -jnp.expm1(count * jnp.log1p(-beta))
-
     def halve(_, bounds):
         low, high = bounds
         middle = (low + high) / 2
-        beta, passes = chances(middle)
-        right = passes <= middle * beta
+        # 1 - rho beta <= (1 - beta)^K, as sums that are exact where p and q are close and both sides are tiny.
+        missed = jnp.sum(jnp.maximum(q - p / middle[:, None], 0), axis=-1)
+        right = jnp.sum(jnp.maximum(p - q * middle[:, None], 0), axis=-1) <= missed**count
         return jnp.where(right, low, middle), jnp.where(right, middle, high)
 
     _, rho = jax.lax.fori_loop(0, BISECTIONS, halve, (jnp.ones_like(count), count))
-    return rho, *chances(rho)
+    beta = jnp.minimum(jnp.sum(jnp.minimum(q, p / rho[:, None]), axis=-1), 1)
+    # 1 - (1 - beta)^K without cancellation for small beta.
+    return rho, beta, -jnp.expm1(count * jnp.log1p(-beta))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,7 +36,8 @@ def residual_log_probs(target: jax.Array, draft: jax.Array) -> jax.Array:
       >>> jnp.exp(residual_log_probs(jnp.log(p), jnp.log(q))).tolist()
       [1.0, 0.0, 0.0]
     """
-    return normalised_excess(jnp.maximum(jnp.exp(target) - jnp.exp(draft), 0), target)[0]
+    excess = jnp.maximum(jnp.exp(target) - jnp.exp(draft), 0)
+    return normalised_excess(jnp.where(jnp.isposinf(draft), jnp.nan, excess), target)[0]
 
 
 def normalised_excess(excess: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -29,11 +29,12 @@ from specjax.verification.proposal import proposal_log_probs, residual_log_probs
 
 NodeTest = Callable[[Draft, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 """From draft, node [B], its children [B, ranks] (``ROOT`` where there is none that is valid) and log p [B, V] at the node to the
-accepted child [B] (``ROOT`` for none) and the log-probabilities [B, V] of the next token if the walk ends here."""
+accepted child [B] (``ROOT`` for none) and the log-probabilities [B, V] of the next token if none is accepted. Where a row has no
+valid child these are log p."""
 
 
 def walk_down(test: NodeTest, choices: Choices, draft: Draft, target_log_probs: jax.Array) -> Verdict:
-    """Walks from the root to accepted children until a node has none, and draws the next token there.
+    """Walks from the root to accepted children until none is accepted, and draws the next token there.
 
     Args:
       test: decides about the children of one node.
@@ -45,26 +46,31 @@ def walk_down(test: NodeTest, choices: Choices, draft: Draft, target_log_probs: 
     batch, depth = draft.tokens.shape[0], draft.tree.depth
     draft = without_broken_proposals(draft)
     root = jnp.full((batch,), ROOT, jnp.int32)
-    start = (jnp.int32(0), root, jnp.ones((batch,), bool), no_path(batch, depth), root, target_log_probs[:, ROOT])
 
-    def unfinished(walk):
-        return jnp.any(walk[2])
-
-    def step(walk):
-        level, node, walking, path, num_accepted, emitted = walk
+    def drafted_children(node):
         children = jnp.asarray(draft.tree.children_table)[node]
         drafted = jnp.take_along_axis(draft.valid, jnp.maximum(children - 1, 0), axis=1)
-        children = jnp.where(drafted & walking[:, None], children, ROOT)
-        target = take_node(target_log_probs, node)
-        child, left = test(draft, node, children, target)
-        emitted = jnp.where(walking[:, None], left, emitted)
+        return jnp.where((children > ROOT) & drafted, children, ROOT)
+
+    def unfinished(walk):
+        return jnp.any(walk[2] > ROOT)
+
+    def step(walk):
+        # ``log_probs`` are p at the node while a row walks, and what its next token is drawn from once it has ended.
+        level, node, children, path, num_accepted, log_probs = walk
+        child, left = test(draft, node, children, log_probs)
         found = child > ROOT
         node = jnp.where(found, child, node)
+        log_probs = jnp.where(found[:, None], take_node(target_log_probs, node), left)
         path = jnp.where((jnp.arange(depth)[None, :] == level) & found[:, None], node[:, None], path)
-        return level + 1, node, found, path, num_accepted + found, emitted
+        children = jnp.where(found[:, None], drafted_children(node), ROOT)
+        return level + 1, node, children, path, num_accepted + found, log_probs
 
-    _, node, _, path, num_accepted, emitted = jax.lax.while_loop(unfinished, step, start) if depth else start
-    return Verdict(path, num_accepted, choices.categorical(Stream.EMIT, node, emitted))
+    walk = jnp.int32(0), root, None, no_path(batch, depth), root, target_log_probs[:, ROOT]
+    if depth:
+        walk = jax.lax.while_loop(unfinished, step, (*walk[:2], drafted_children(root), *walk[3:]))
+    _, node, _, path, num_accepted, log_probs = walk
+    return Verdict(path, num_accepted, choices.categorical(Stream.EMIT, node, log_probs))
 
 
 def acceptance_probability(target: jax.Array, draft: jax.Array, token: jax.Array, log_scale=0.0) -> jax.Array:

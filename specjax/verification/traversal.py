@@ -30,12 +30,14 @@ from specjax.verification.proposal import normalised_excess, proposal_log_probs,
 
 
 def visits(tree: DraftTree) -> tuple[np.ndarray, np.ndarray]:
-    """The order of a traversal: nodes [2 T - 1] and whether each visit goes down into the node, or leaves it.
+    """The order of a traversal: nodes [2 N] and whether each visit goes down into the node, or leaves it.
+
+    The root needs no test: its weight is 1 all along, and it is what is left when nothing else was accepted.
 
     Example:
       >>> nodes, down = visits(DraftTree((-1, 0, 0, 1)))
       >>> [f"{'down to' if d else 'test'} {node}" for node, d in zip(nodes, down)]
-      ['down to 1', 'down to 3', 'test 3', 'test 1', 'down to 2', 'test 2', 'test 0']
+      ['down to 1', 'down to 3', 'test 3', 'test 1', 'down to 2', 'test 2']
     """
     order = []
 
@@ -43,7 +45,7 @@ def visits(tree: DraftTree) -> tuple[np.ndarray, np.ndarray]:
         for child in tree.children[node]:
             order.append((child, True))
             go(child)
-        order.append((node, False))
+            order.append((child, False))
 
     go(ROOT)
     nodes, down = zip(*order, strict=True)
@@ -79,47 +81,45 @@ class Traversal:
         def proposal(node):
             return proposal_log_probs(draft, jnp.broadcast_to(node, (batch,)), vocab_size, dtype)
 
-        def go_down(node, log_p, log_w, accepted):
-            parent, token = parents[node], tokens[:, node]
-            p = jnp.take_along_axis(log_p[:, parent], token[:, None], axis=1)[:, 0]
-            q = jnp.take_along_axis(proposal(node), token[:, None], axis=1)[:, 0]
-            weight = jnp.minimum(log_w[:, parent] + p - q, 0)
+        # ``p`` is what log p has become at the parent of the node.
+        def go_down(node, p, log_w, accepted):
+            token = tokens[:, node, None]
+            p_of_token = jnp.take_along_axis(p, token, axis=1)[:, 0]
+            q_of_token = jnp.take_along_axis(proposal(node), token, axis=1)[:, 0]
+            weight = jnp.minimum(log_w[:, parents[node]] + p_of_token - q_of_token, 0)
             # What the target excludes is never accepted, whatever q is.
-            return log_p, log_w.at[:, node].set(jnp.where(jnp.isneginf(p), -jnp.inf, weight)), accepted
+            return p, log_w.at[:, node].set(jnp.where(jnp.isneginf(p_of_token), -jnp.inf, weight)), accepted
 
-        def test(node, log_p, log_w, accepted):
+        def test(node, p, log_w, accepted):
             testing = (accepted < ROOT) & drafted[:, node]
             probability = jnp.where(testing, jnp.exp(log_w[:, node]), 0)
             passed = testing & choices.bernoulli(Stream.ACCEPT, node, probability)
-            accepted = jnp.where(passed, node, accepted)
             rejected = testing & ~passed
-            log_p, log_w = jax.lax.cond(
-                jnp.any(rejected) & (node > ROOT), lambda *rest: reject(node, rejected, *rest), lambda *rest: rest, log_p, log_w
-            )
-            return log_p, log_w, accepted
+            p, log_w = jax.lax.cond(jnp.any(rejected), lambda *rest: reject(node, rejected, *rest), lambda *rest: rest, p, log_w)
+            return p, log_w, jnp.where(passed, node, accepted)
 
-        def reject(node, rejected, log_p, log_w):
-            parent = jnp.maximum(parents[node], ROOT)
-            p, w = log_p[:, parent], log_w[:, parent]
+        def reject(node, rejected, p, log_w):
+            w = log_w[:, parents[node]]
             left, total = normalised_excess(jnp.maximum(jnp.exp(w[:, None] + p) - jnp.exp(proposal(node)), 0), p)
             whole = total - jnp.expm1(w)
             weight = jnp.where(whole > 0, jnp.log(total) - jnp.log(whole), 0)
             weight = jnp.where(jnp.isnan(total), w, weight)
-            log_p = log_p.at[:, parent].set(jnp.where(rejected[:, None], left, p))
-            return log_p, log_w.at[:, parent].set(jnp.where(rejected, weight, w))
+            return jnp.where(rejected[:, None], left, p), log_w.at[:, parents[node]].set(jnp.where(rejected, weight, w))
 
         def unfinished(carry):
             index, _, _, accepted = carry
             return (index < len(nodes)) & jnp.any(accepted < ROOT)
 
         def visit(carry):
-            index, *rest = carry
-            return index + 1, *jax.lax.cond(down[index], go_down, test, nodes[index], *rest)
+            index, log_p, log_w, accepted = carry
+            node = nodes[index]
+            # Only the parent's row goes through the conditions: they would copy the whole array at every visit.
+            p, log_w, accepted = jax.lax.cond(down[index], go_down, test, node, log_p[:, parents[node]], log_w, accepted)
+            return index + 1, log_p.at[:, parents[node]].set(p), log_w, accepted
 
         nothing = jnp.full((batch,), ROOT - 1, jnp.int32)
         start = (jnp.int32(0), target_log_probs, jnp.zeros(drafted.shape, dtype), nothing)
         _, log_p, _, accepted = jax.lax.while_loop(unfinished, visit, start)
-        # The root's weight is 1 all along.
         accepted = jnp.maximum(accepted, ROOT)
         num_accepted = jnp.asarray(draft.tree.depths, jnp.int32)[accepted]
         token = choices.categorical(Stream.EMIT, accepted, take_node(log_p, accepted))

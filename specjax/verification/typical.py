@@ -6,6 +6,7 @@ come out as greedy.
 """
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import jax
@@ -49,11 +50,13 @@ class Typical:
         tree = draft.tree
         accepted = jnp.full(draft.tokens.shape[:1], ROOT, jnp.int32)
         if tree.num_nodes:
-            at_parent = target_log_probs[:, jnp.asarray(tree.parents[1:])]
-            likely = jnp.take_along_axis(at_parent, draft.tokens[..., None], axis=2)[..., 0]
-            entropy = -jnp.sum(jnp.where(jnp.isneginf(at_parent), 0, jnp.exp(at_parent) * at_parent), axis=-1)
-            threshold = jnp.minimum(jnp.log(self.epsilon), jnp.log(self.delta) - entropy)
-            kept = draft.valid & (likely > threshold)
+            inner, parents = jnp.asarray(tree.inner_nodes, jnp.int32), jnp.asarray(tree.parents[1:], jnp.int32)
+            log_p = target_log_probs[:, inner]
+            entropy = -jnp.sum(jnp.where(jnp.isneginf(log_p), 0, jnp.exp(log_p) * log_p), axis=-1)
+            threshold = jnp.minimum(math.log(self.epsilon), math.log(self.delta) - entropy)
+            row = jnp.arange(len(accepted))[:, None]
+            likely = target_log_probs[row, parents[None, :], draft.tokens]
+            kept = draft.valid & (likely > threshold[:, jnp.asarray(tree.inner_index)[parents]])
             # A node counts if all on its path are kept; the path's log-likelihood breaks ties between depths.
             on_path = jnp.asarray(tree.ancestor_mask[1:, 1:])[None]
             whole = jnp.all(kept[:, None, :] | ~on_path, axis=-1)

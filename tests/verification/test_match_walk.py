@@ -146,26 +146,6 @@ def test_one_hot_rows_are_greedy_under_every_rule(rule):
     assert emitted(draft, rule(choices, draft, one_hot)) == [[3, 1, 2], [4, 2]]
 
 
-@pytest.mark.parametrize("rule", [Gumbel(), Match()], ids=lambda rule: rule.name)
-def test_rows_equal_rows_alone(rule):
-    """Invariant 3, row-independent; and case 104: a row of NaN leaves the others as they are."""
-    seeds, committed = [5, 6, 7, 8], jnp.array([3, 4, 5, 6])
-    log_probs = target_log_probs(4, 4, seed=2).at[2].set(jnp.nan)
-    best = jnp.argmax(log_probs, axis=-1)
-    draft = make_draft(FORK, jnp.stack([best[:, 0], (best[:, 0] + 1) % 12, best[:, 1]], axis=1))
-    decide = jax.jit(rule.__call__)
-    together = decide(KeyedChoices.from_seeds(seeds, committed), draft, log_probs)
-    for row in (0, 1, 3):
-        one = slice(row, row + 1)
-        alone = decide(
-            KeyedChoices.from_seeds(seeds[one], committed[one]),
-            draft.replace(tokens=draft.tokens[one], valid=draft.valid[one]),
-            log_probs[one],
-        )
-        for name in ("path", "num_accepted", "next_token"):
-            assert getattr(together, name)[row].tolist() == getattr(alone, name)[0].tolist()
-
-
 @pytest.mark.parametrize(("always", "accepted"), [(True, 4), (False, 0)])
 def test_accepted_counts(always, accepted):
     """Case 131: with K = 4, 5 tokens and 1 token."""

@@ -175,23 +175,6 @@ def test_impossible_tokens_are_never_accepted(q):
     assert np.isfinite(choices.emitted).all()
 
 
-def test_rows_equal_rows_alone():
-    """Invariant 3, row-independent; and case 104: a row of NaN leaves the others as they are."""
-    random = np.random.default_rng(0)
-    p, q = (jax.nn.softmax(jnp.asarray(random.normal(size=(4, n, 9)), jnp.float32)) for n in (4, 3))
-    p = p.at[2].set(jnp.nan)
-    seeds, committed = [5, 6, 7, 8], jnp.array([3, 4, 5, 6])
-    draft = chain_draft(random.integers(9, size=(4, 3)), q)
-    decide = jax.jit(Token().__call__)
-    together = decide(KeyedChoices.from_seeds(seeds, committed), draft, log(p))
-    for row in (0, 1, 3):
-        one = slice(row, row + 1)
-        own = draft.replace(tokens=draft.tokens[one], valid=draft.valid[one], parent_log_probs=draft.parent_log_probs[one])
-        alone = decide(KeyedChoices.from_seeds(seeds[one], committed[one]), own, log(p[one]))
-        for name in ("path", "num_accepted", "next_token"):
-            assert getattr(together, name)[row].tolist() == getattr(alone, name)[0].tolist()
-
-
 @pytest.mark.parametrize(("drafted", "accepted"), [(1, 4), (0, 0)])
 def test_accepted_counts(drafted, accepted):
     """Case 131: with K = 4, 5 tokens and 1 token."""
