@@ -11,29 +11,26 @@ certified by identity: over a finite set of noise, whatever else is drawn, the o
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.certificates.comparison import Certificate, compare
 from specjax.certificates.enumerator import CHUNK, Branches, EnumeratingChoices, branch_out, production_key
 from specjax.certificates.tiny import table_model
 from specjax.decoding.round import Round
 from specjax.decoding.state import NO_TOKEN, Finish
-from specjax.drafters.base import bind
+from specjax.drafters.base import BoundDrafter, NoDrafter, bind
 from specjax.drafters.draft_model import draft_model
 from specjax.models.loaded import Model
 from specjax.sampling.params import SamplingArrays, SamplingParams
 from specjax.sampling.transforms import to_log_probs
-from specjax.tree import Law
-from specjax.verification.base import Rule, check_fits
+from specjax.tree import DraftTree, Law
+from specjax.verification.base import CHAIN, TREE, Rule, why_not
 from specjax.verification.match_walk import Greedy
 from specjax.verification.rules import RULES
-
-TOLERANCE = 1e-12
-"""Largest error of a lossless rule: what remains is float64's rounding."""
 
 MAX_OUTPUTS = 200_000
 """Different outputs that a certificate may have to tell apart."""
@@ -44,26 +41,11 @@ MAX_BUDGETS = 16
 NUM_NOISE_ROWS = 8
 """Rows of shared Gumbel noise that a certificate by identity goes through, for every prompt."""
 
+QUICKLY = {"xla_backend_optimization_level": 0}
+"""Options of the compiler: what runs for milliseconds need not be fast, and compiling is most of the time."""
+
 PROMPTS = ((1,), (0, 1))
 """Prompts of different lengths, in one batch."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Certificate:
-    """What an enumeration found.
-
-    Attributes:
-      lossless: whether ``max_error`` is at most 1e-12.
-      max_error: the largest difference between the probability of an output, of any length, and the target's; for rules certified
-        by identity, the share of outputs that differ from plain decoding's.
-      expected_tokens: mean number of tokens that a round emits.
-      counterexample: in words, the smallest output that is wrong; None if there is none.
-    """
-
-    lossless: bool
-    max_error: float
-    expected_tokens: float
-    counterexample: str | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +62,8 @@ def certify(
     vocab_size: int = 3,
     depth: int = 2,
     rounds: int = 2,
-    law: Law | None = None,
+    law: Law | Sequence[Law] | None = None,
+    tree: DraftTree | None = None,
     drafter=None,
     target: Model | None = None,
     max_tokens: Sequence[int] | None = None,
@@ -93,13 +76,15 @@ def certify(
     Args:
       rule: a name, or a rule of your own.
       vocab_size: V of the tiny models; 2 hides mistakes that 3 shows.
-      depth: draft tokens of the tiny draft model.
+      depth: length of the chain that the tiny draft model proposes; not used where ``tree`` or ``drafter`` says what to draft.
       rounds: rounds to go through; 1 hides mistakes that 2 show.
-      law: how the draft model draws; None is the first of the rule's laws that it knows.
-      drafter: another drafter than the tiny draft model; ``depth`` is then that of its tree.
+      law: how the draft model draws, or a law for each draft node of ``tree``; None is the first of the rule's laws that the
+        drafter knows.
+      tree: what the tiny draft model proposes instead of a chain.
+      drafter: another drafter than the tiny draft model.
       target: another target than the tiny table of random distributions.
       max_tokens: budgets of new tokens; a row of the batch for each. None: as many as the rounds may emit.
-      sampling: temperature and filters of target and drafter; None is temperature 1 (0 for ``greedy``).
+      sampling: temperature, filters and stop ids; None is temperature 1 (0 for ``greedy``).
       seed: of the random distributions.
       key: what the keys of draws are derived from, to see what other keys would do.
 
@@ -110,6 +95,8 @@ def certify(
     Example:
       >>> certify("token", vocab_size=2, depth=1, rounds=1).lossless
       True
+      >>> print(certify("match", tree=DraftTree((-1, 0, 0)), vocab_size=2, rounds=1).counterexample)
+      None
     """
     if isinstance(rule, str):
         if rule not in RULES:
@@ -121,13 +108,8 @@ def certify(
     if target is None:
         target = table_model(vocab_size, seed)
     vocab_size = target.vocab_size
-    drafter = draft_model(table_model(vocab_size, seed + 1), depth) if drafter is None else bind(drafter)
-    functions = drafter.functions
-    if law is None:
-        law = next((law for law in rule.laws if law in functions.law_choices), None)
-    if law is not None:
-        functions = functions.with_law(law)
-        check_fits(rule, functions.tree, (law,) * functions.tree.num_nodes)
+    drafter = _drafter(drafter, tree, depth, law, table_model(vocab_size, seed + 1))
+    functions, laws = _with_laws(rule, drafter.functions, law)
     longest = rounds * (functions.tree.depth + 1)
     if vocab_size**longest > MAX_OUTPUTS:
         raise ValueError(
@@ -145,11 +127,14 @@ def certify(
 
     starts = [_Start(prompt, budget) for prompt, budget in itertools.product(PROMPTS, budgets)]
     noise = None
-    if rule.seed_stable or law is Law.COUPLED:
+    # What decides nothing in compiled code, or comes as an array.
+    stops, sampling = sampling.stop_token_ids, dataclasses.replace(sampling, stop_token_ids=(), seed=None)
+    if rule.seed_stable or Law.COUPLED in laws:
         starts = [start for start in starts for _ in range(NUM_NOISE_ROWS)]
         positions = max(map(len, PROMPTS)) + longest + 1
         noise = np.random.default_rng(seed).gumbel(size=(len(starts), positions, vocab_size))
-    with jax.enable_x64(True):
+    # On the host, wherever models run: float64, callbacks, and numbers too small to be worth a transfer.
+    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
         program = Round(
             target=target.functions,
             drafter=functions,
@@ -160,13 +145,54 @@ def certify(
             prefill_width=2,
         )
         params = jax.tree.map(jnp.asarray, (target.params, drafter.params))
-        branches = _all_branches(program, params, starts, sampling, rounds, noise, key)
-        whole = _target_laws(program, params[0], longest, sampling)
-    laws = {start: whole[start.prompt].cut(start.max_tokens) for start in starts}
-    return _compare(branches, starts, laws, noise if rule.seed_stable else None, rounds)
+        branches = _all_branches(program, params, starts, sampling, stops, rounds, noise, key)
+        # The same compiled code for all rules and drafters.
+        plain = dataclasses.replace(program, rule=None, drafter=NoDrafter())
+        whole = _target_laws(plain, params[0], longest, sampling)
+    of_target = {start: whole[start.prompt].cut(start.max_tokens) for start in starts}
+    return compare(branches, starts, of_target, noise if rule.seed_stable else None, rounds, stops)
 
 
-def _all_branches(program: Round, params, starts, sampling, rounds, noise, key) -> Branches:
+def _drafter(drafter, tree, depth: int, law, model: Model) -> BoundDrafter:
+    """What was asked for: a drafter, or ``model`` drafting a tree or a chain."""
+    if drafter is not None:
+        if tree is not None:
+            raise ValueError(f"certify: tree is {tree!r} beside a drafter, which has a tree of its own; give one of them")
+        return bind(drafter)
+    # The drafter of chains knows fewer laws.
+    if tree is None and depth > 0 and law is Law.WITHOUT_REPLACEMENT:
+        tree = DraftTree.chain(depth)
+    return draft_model(model, depth) if tree is None else draft_model(model, tree=tree)
+
+
+def _with_laws(rule: Rule, functions, law):
+    """The drafter's functions with their laws fixed, and the laws of all draft nodes."""
+    tree, choosable = functions.tree, hasattr(functions, "laws")
+    fixed = getattr(functions, "laws", None)
+    if fixed is not None and law is not None:
+        raise ValueError(f"certify: law is {law!r}; this drafter has its laws already: {fixed}")
+    if isinstance(law, Sequence):
+        if not choosable or len(law) != tree.num_nodes:
+            wanted = f"one for each of {tree.num_nodes} draft nodes" if choosable else "one for the whole draft of this drafter"
+            raise ValueError(f"certify: law is {law!r}; it must be {wanted}")
+        laws = tuple(law)
+        functions = dataclasses.replace(functions, laws=laws)
+    elif fixed is not None:
+        laws = fixed
+    else:
+        known = functions.law_choices
+        if law is None:
+            law = next((law for law in rule.laws if law in known), next(iter(known), None))
+        laws = () if law is None else (law,) * tree.num_nodes
+        functions = functions if law is None else functions.with_law(law)
+    for each in laws or (None,):
+        reason = why_not(rule, CHAIN if tree.is_chain else TREE, each)
+        if reason is not None:
+            raise ValueError(reason)
+    return functions, laws
+
+
+def _all_branches(program: Round, params, starts, sampling, stops, rounds, noise, key) -> Branches:
     """Every state that ``rounds`` rounds can lead to from ``starts``."""
     # As wide as every later batch.
     padded = starts + [starts[-1]] * (CHUNK - len(starts))
@@ -177,7 +203,10 @@ def _all_branches(program: Round, params, starts, sampling, rounds, noise, key) 
     lengths = np.array([len(start.prompt) for start in padded], np.int32)
     limits = lengths + np.array([start.max_tokens for start in padded], np.int32)
     choices = _choices(key)
-    state = _begin(program, sampling, params, tokens, lengths, limits)
+    stop_token_ids = np.full((CHUNK, max(1, len(stops))), NO_TOKEN, np.int32)
+    stop_token_ids[:, : len(stops)] = stops
+    # The rule decides nothing before the first round.
+    state = _begin(dataclasses.replace(program, rule=None), sampling, params, tokens, lengths, limits, stop_token_ids)
     branches = Branches.start(state, len(starts))
     step = functools.partial(_step, program, sampling, choices, params)
     for _ in range(rounds):
@@ -197,16 +226,15 @@ def _settings(sampling: SamplingParams) -> SamplingArrays:
     return SamplingArrays.stack([sampling] * CHUNK, [0] * CHUNK)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _begin(program: Round, sampling, params, tokens, lengths, limits):
-    no_stops = jnp.full((CHUNK, 1), NO_TOKEN, jnp.int32)
-    state = program.init(params, tokens, lengths, limits, no_stops, _settings(sampling))
+@functools.partial(jax.jit, static_argnums=(0, 1), compiler_options=QUICKLY)
+def _begin(program: Round, sampling, params, tokens, lengths, limits, stop_token_ids):
+    state = program.init(params, tokens, lengths, limits, stop_token_ids, _settings(sampling))
     for _ in range(-(-max(map(len, PROMPTS)) // program.prefill_width)):
         state = program.prefill_chunk(params, state)
     return state.replace(sampling=None)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), compiler_options=QUICKLY)
 def _step(program: Round, sampling, choices, params, state):
     after, _ = program.step(params, state.replace(sampling=_settings(sampling)), choices)
     # Statistics decide nothing: without them more branches are equal.
@@ -284,67 +312,3 @@ def _teacher_forced(program: Round, sampling, params, tokens):
     output = program.target.apply(params, tokens, positions, program.target.init_cache(params, len(tokens), 1), None)
     settings = SamplingArrays.stack([sampling] * len(tokens), [0] * len(tokens))
     return to_log_probs(program.target.unembed(params, output.hidden), settings, program.vocab_size)
-
-
-def _compare(branches: Branches, starts, laws, noise, rounds) -> Certificate:
-    outputs = [
-        tuple(int(token) for token in branches.state.tokens[row, len(starts[origin].prompt) : branches.state.lengths[row]])
-        for row, origin in enumerate(branches.origins)
-    ]
-    emitted = sum(probability * len(output) for probability, output in zip(branches.probabilities, outputs, strict=True))
-    errors, counterexamples = [], []
-    for origin, start in enumerate(starts):
-        found = [
-            (output, probability)
-            for output, probability, its_origin in zip(outputs, branches.probabilities, branches.origins, strict=True)
-            if its_origin == origin
-        ]
-        if noise is not None:
-            error, counterexample = _differs(found, laws[start].plain(noise[origin, len(start.prompt) :]))
-        else:
-            error, counterexample = _deviates(found, laws[start])
-        errors.append(error)
-        if counterexample is not None:
-            length, words = counterexample
-            counterexamples.append((length, origin, f"after the prompt {start.prompt}, {words}"))
-    max_error = float(np.mean(errors) if noise is not None else np.max(errors))
-    return Certificate(
-        lossless=max_error <= TOLERANCE,
-        max_error=max_error,
-        expected_tokens=float(emitted / len(starts) / rounds),
-        counterexample=min(counterexamples)[2] if counterexamples else None,
-    )
-
-
-def _differs(found, plain: tuple[int, ...]):
-    """Probability of an output that plain decoding does not emit, and the shortest such."""
-    wrong = [(output, probability) for output, probability in found if output != plain[: len(output)]]
-    share = float(sum(probability for _, probability in wrong))
-    if not wrong:
-        return share, None
-    output, probability = min(wrong, key=lambda pair: (len(pair[0]), pair[0]))
-    words = f"{output} comes with probability {probability:.6g}; with the same noise plain decoding emits {plain[: len(output)]}"
-    return share, (len(output), words)
-
-
-def _deviates(found, law: _TargetLaw):
-    """Largest difference in the probability of an output of any length, and the shortest that differs."""
-    actual = np.zeros(law.vocab_size**law.length)
-    for output, probability in found:
-        places, completions = law.completed(output)
-        actual[places] += probability * completions
-    expected = np.prod(law.conditional, axis=1)
-    error, counterexample = 0.0, None
-    for length in range(law.length + 1):
-        has = actual.reshape(law.vocab_size**length, -1).sum(axis=1)
-        wants = expected.reshape(law.vocab_size**length, -1).sum(axis=1)
-        differences = np.abs(has - wants)
-        # A NaN is an error, not a comparison that is false.
-        error = max(error, math.inf if np.isnan(differences).any() else float(differences.max()))
-        wrong = np.flatnonzero(~(differences <= TOLERANCE))
-        if counterexample is None and len(wrong):
-            number = int(wrong[0])
-            output = tuple(int(digit) for digit in np.unravel_index(number, (law.vocab_size,) * length)) if length else ()
-            words = f"{output} has probability {has[number]:.6g} instead of {wants[number]:.6g}"
-            counterexample = (length, words)
-    return error, counterexample
