@@ -110,12 +110,7 @@ def certify(
     vocab_size = target.vocab_size
     drafter = _drafter(drafter, tree, depth, law, table_model(vocab_size, seed + 1))
     functions, laws = _with_laws(rule, drafter.functions, law)
-    longest = rounds * (functions.tree.depth + 1)
-    if vocab_size**longest > MAX_OUTPUTS:
-        raise ValueError(
-            f"certify: vocab_size {vocab_size}, depth {functions.tree.depth} and rounds {rounds} make {vocab_size**longest} "
-            f"outputs; at most {MAX_OUTPUTS} can be gone through"
-        )
+    longest = check_size(vocab_size, functions.tree.depth, rounds)
     if sampling is None:
         sampling = SamplingParams(temperature=0.0 if isinstance(rule, Greedy) else 1.0)
     budgets = (longest,) if max_tokens is None else tuple(max_tokens)
@@ -151,6 +146,25 @@ def certify(
         whole = _target_laws(plain, params[0], longest, sampling)
     of_target = {start: whole[start.prompt].cut(start.max_tokens) for start in starts}
     return compare(branches, starts, of_target, noise if rule.seed_stable else None, rounds, stops)
+
+
+def check_size(vocab_size: int, depth: int, rounds: int) -> int:
+    """The most tokens that so many rounds can emit.
+
+    Raises:
+      ValueError: there are too many different outputs to go through.
+
+    Example:
+      >>> check_size(vocab_size=3, depth=2, rounds=2)
+      6
+    """
+    longest = rounds * (depth + 1)
+    if vocab_size**longest > MAX_OUTPUTS:
+        raise ValueError(
+            f"certify: vocab_size {vocab_size}, depth {depth} and rounds {rounds} make {vocab_size**longest} outputs; "
+            f"at most {MAX_OUTPUTS} can be gone through"
+        )
+    return longest
 
 
 def _drafter(drafter, tree, depth: int, law, model: Model) -> BoundDrafter:
