@@ -11,30 +11,27 @@ certified by identity: over a finite set of noise, whatever else is drawn, the o
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.certificates.comparison import Certificate, compare
 from specjax.certificates.enumerator import CHUNK, Branches, EnumeratingChoices, branch_out, production_key
 from specjax.certificates.tiny import table_model
 from specjax.decoding.round import Round
 from specjax.decoding.state import NO_TOKEN, Finish, Parameters
-from specjax.drafters.base import bind
+from specjax.drafters.base import BoundDrafter, NoDrafter, bind
 from specjax.drafters.draft_model import draft_model
 from specjax.models.loaded import Model
 from specjax.sampling.allowed_tokens import START, AllowedTokens, advance
 from specjax.sampling.params import SamplingArrays, SamplingParams
 from specjax.sampling.path import LogitsProcessor, PathDistribution
-from specjax.tree import Law
-from specjax.verification.base import Rule, check_fits
+from specjax.tree import DraftTree, Law
+from specjax.verification.base import CHAIN, TREE, Rule, why_not
 from specjax.verification.match_walk import Greedy
 from specjax.verification.rules import RULES
-
-TOLERANCE = 1e-12
-"""Largest error of a lossless rule: what remains is float64's rounding."""
 
 MAX_OUTPUTS = 200_000
 """Different outputs that a certificate may have to tell apart."""
@@ -45,26 +42,11 @@ MAX_BUDGETS = 16
 NUM_NOISE_ROWS = 8
 """Rows of shared Gumbel noise that a certificate by identity goes through, for every prompt."""
 
+QUICKLY = {"xla_backend_optimization_level": 0}
+"""Options of the compiler: what runs for milliseconds need not be fast, and compiling is most of the time."""
+
 PROMPTS = ((1,), (0, 1))
 """Prompts of different lengths, in one batch."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Certificate:
-    """What an enumeration found.
-
-    Attributes:
-      lossless: whether ``max_error`` is at most 1e-12.
-      max_error: the largest difference between the probability of an output, of any length, and the target's; for rules certified
-        by identity, the share of outputs that differ from plain decoding's.
-      expected_tokens: mean number of tokens that a round emits.
-      counterexample: in words, the smallest output that is wrong; None if there is none.
-    """
-
-    lossless: bool
-    max_error: float
-    expected_tokens: float
-    counterexample: str | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +63,8 @@ def certify(
     vocab_size: int = 3,
     depth: int = 2,
     rounds: int = 2,
-    law: Law | None = None,
+    law: Law | Sequence[Law] | None = None,
+    tree: DraftTree | None = None,
     drafter=None,
     target: Model | None = None,
     max_tokens: Sequence[int] | None = None,
@@ -96,10 +79,12 @@ def certify(
     Args:
       rule: a name, or a rule of your own.
       vocab_size: V of the tiny models; 2 hides mistakes that 3 shows.
-      depth: draft tokens of the tiny draft model.
+      depth: length of the chain that the tiny draft model proposes; not used where ``tree`` or ``drafter`` says what to draft.
       rounds: rounds to go through; 1 hides mistakes that 2 show.
-      law: how the draft model draws; None is the first of the rule's laws that it knows.
-      drafter: another drafter than the tiny draft model; ``depth`` is then that of its tree.
+      law: how the draft model draws, or a law for each draft node of ``tree``; None is the first of the rule's laws that the
+        drafter knows.
+      tree: what the tiny draft model proposes instead of a chain.
+      drafter: another drafter than the tiny draft model.
       target: another target than the tiny table of random distributions.
       max_tokens: budgets of new tokens; a row of the batch for each. None: as many as the rounds may emit.
       sampling: settings of target and drafter, stop ids included; None is temperature 1 (0 for ``greedy``).
@@ -114,6 +99,8 @@ def certify(
     Example:
       >>> certify("token", vocab_size=2, depth=1, rounds=1).lossless
       True
+      >>> print(certify("match", tree=DraftTree((-1, 0, 0)), vocab_size=2, rounds=1).counterexample)
+      None
     """
     if isinstance(rule, str):
         if rule not in RULES:
@@ -125,19 +112,9 @@ def certify(
     if target is None:
         target = table_model(vocab_size, seed)
     vocab_size = target.vocab_size
-    drafter = draft_model(table_model(vocab_size, seed + 1), depth) if drafter is None else bind(drafter)
-    functions = drafter.functions
-    if law is None:
-        law = next((law for law in rule.laws if law in functions.law_choices), None)
-    if law is not None:
-        functions = functions.with_law(law)
-        check_fits(rule, functions.tree, (law,) * functions.tree.num_nodes)
-    longest = rounds * (functions.tree.depth + 1)
-    if vocab_size**longest > MAX_OUTPUTS:
-        raise ValueError(
-            f"certify: vocab_size {vocab_size}, depth {functions.tree.depth} and rounds {rounds} make {vocab_size**longest} "
-            f"outputs; at most {MAX_OUTPUTS} can be gone through"
-        )
+    drafter = _drafter(drafter, tree, depth, law, table_model(vocab_size, seed + 1))
+    functions, laws = _with_laws(rule, drafter.functions, law)
+    longest = check_size(vocab_size, functions.tree.depth, rounds)
     if sampling is None:
         sampling = SamplingParams(temperature=0.0 if isinstance(rule, Greedy) else 1.0)
     budgets = (longest,) if max_tokens is None else tuple(max_tokens)
@@ -150,11 +127,14 @@ def certify(
     next_state = None if allowed_tokens is None else allowed_tokens.next_state
     starts = [_Start(prompt, budget) for prompt, budget in itertools.product(PROMPTS, budgets)]
     noise = None
-    if rule.seed_stable or law is Law.COUPLED:
+    # What decides nothing in compiled code, or comes as an array.
+    stops, sampling = sampling.stop_token_ids, dataclasses.replace(sampling, stop_token_ids=(), seed=None)
+    if rule.seed_stable or Law.COUPLED in laws:
         starts = [start for start in starts for _ in range(NUM_NOISE_ROWS)]
         positions = max(map(len, PROMPTS)) + longest + 1
         noise = np.random.default_rng(seed).gumbel(size=(len(starts), positions, vocab_size))
-    with jax.enable_x64(True):
+    # On the host, wherever models run: float64, callbacks, and numbers too small to be worth a transfer.
+    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
         program = Round(
             target=target.functions,
             drafter=functions,
@@ -166,13 +146,73 @@ def certify(
             logits_processor=logits_processor,
         )
         params = jax.tree.map(jnp.asarray, Parameters(target.params, drafter.params, next_state))
-        branches = _all_branches(program, params, starts, sampling, rounds, noise, key)
-        whole = _target_laws(program, params, longest, sampling)
-    laws = {start: whole[start.prompt].cut(start.max_tokens) for start in starts}
-    return _compare(branches, starts, laws, noise if rule.seed_stable else None, rounds)
+        branches = _all_branches(program, params, starts, sampling, stops, rounds, noise, key)
+        # The same compiled code for all rules and drafters.
+        plain = dataclasses.replace(program, rule=None, drafter=NoDrafter())
+        whole = _target_laws(plain, params.replace(drafter=()), longest, sampling, stops)
+    of_target = {start: whole[start.prompt].cut(start.max_tokens) for start in starts}
+    return compare(branches, starts, of_target, noise if rule.seed_stable else None, rounds, stops)
 
 
-def _all_branches(program: Round, params, starts, sampling, rounds, noise, key) -> Branches:
+def check_size(vocab_size: int, depth: int, rounds: int) -> int:
+    """The most tokens that so many rounds can emit.
+
+    Raises:
+      ValueError: there are too many different outputs to go through.
+
+    Example:
+      >>> check_size(vocab_size=3, depth=2, rounds=2)
+      6
+    """
+    longest = rounds * (depth + 1)
+    if vocab_size**longest > MAX_OUTPUTS:
+        raise ValueError(
+            f"certify: vocab_size {vocab_size}, depth {depth} and rounds {rounds} make {vocab_size**longest} outputs; "
+            f"at most {MAX_OUTPUTS} can be gone through"
+        )
+    return longest
+
+
+def _drafter(drafter, tree, depth: int, law, model: Model) -> BoundDrafter:
+    """What was asked for: a drafter, or ``model`` drafting a tree or a chain."""
+    if drafter is not None:
+        if tree is not None:
+            raise ValueError(f"certify: tree is {tree!r} beside a drafter, which has a tree of its own; give one of them")
+        return bind(drafter)
+    # The drafter of chains knows fewer laws.
+    if tree is None and depth > 0 and law is Law.WITHOUT_REPLACEMENT:
+        tree = DraftTree.chain(depth)
+    return draft_model(model, depth) if tree is None else draft_model(model, tree=tree)
+
+
+def _with_laws(rule: Rule, functions, law):
+    """The drafter's functions with their laws fixed, and the laws of all draft nodes."""
+    tree, choosable = functions.tree, hasattr(functions, "laws")
+    fixed = getattr(functions, "laws", None)
+    if fixed is not None and law is not None:
+        raise ValueError(f"certify: law is {law!r}; this drafter has its laws already: {fixed}")
+    if isinstance(law, Sequence):
+        if not choosable or len(law) != tree.num_nodes:
+            wanted = f"one for each of {tree.num_nodes} draft nodes" if choosable else "one for the whole draft of this drafter"
+            raise ValueError(f"certify: law is {law!r}; it must be {wanted}")
+        laws = tuple(law)
+        functions = dataclasses.replace(functions, laws=laws)
+    elif fixed is not None:
+        laws = fixed
+    else:
+        known = functions.law_choices
+        if law is None:
+            law = next((law for law in rule.laws if law in known), next(iter(known), None))
+        laws = () if law is None else (law,) * tree.num_nodes
+        functions = functions if law is None else functions.with_law(law)
+    for each in laws or (None,):
+        reason = why_not(rule, CHAIN if tree.is_chain else TREE, each)
+        if reason is not None:
+            raise ValueError(reason)
+    return functions, laws
+
+
+def _all_branches(program: Round, params, starts, sampling, stops, rounds, noise, key) -> Branches:
     """Every state that ``rounds`` rounds can lead to from ``starts``."""
     # As wide as every later batch.
     padded = starts + [starts[-1]] * (CHUNK - len(starts))
@@ -183,7 +223,8 @@ def _all_branches(program: Round, params, starts, sampling, rounds, noise, key) 
     lengths = np.array([len(start.prompt) for start in padded], np.int32)
     limits = lengths + np.array([start.max_tokens for start in padded], np.int32)
     choices = _choices(key)
-    state = _begin(program, sampling, params, tokens, lengths, limits)
+    # The rule decides nothing before the first round.
+    state = _begin(dataclasses.replace(program, rule=None), sampling, params, tokens, lengths, limits, _stop_ids(stops))
     branches = Branches.start(state, len(starts))
     step = functools.partial(_step, program, sampling, choices, params)
     for _ in range(rounds):
@@ -203,20 +244,20 @@ def _settings(sampling: SamplingParams, rows: int = CHUNK) -> SamplingArrays:
     return SamplingArrays.stack([sampling] * rows, [0] * rows)
 
 
-def _stop_ids(sampling: SamplingParams, rows: int = CHUNK) -> jax.Array:
-    ids = np.array(sampling.stop_token_ids or (NO_TOKEN,), np.int32)
-    return jnp.asarray(np.tile(ids, (rows, 1)))
+def _stop_ids(stops: tuple[int, ...], rows: int = CHUNK) -> np.ndarray:
+    """[rows, M] the ids that end a row."""
+    return np.tile(np.array(stops or (NO_TOKEN,), np.int32), (rows, 1))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _begin(program: Round, sampling, params, tokens, lengths, limits):
-    state = program.init(params, tokens, lengths, limits, _stop_ids(sampling), _settings(sampling))
+@functools.partial(jax.jit, static_argnums=(0, 1), compiler_options=QUICKLY)
+def _begin(program: Round, sampling, params, tokens, lengths, limits, stop_token_ids):
+    state = program.init(params, tokens, lengths, limits, stop_token_ids, _settings(sampling))
     for _ in range(-(-max(map(len, PROMPTS)) // program.prefill_width)):
         state = program.prefill_chunk(params, state)
     return state.replace(sampling=None)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), compiler_options=QUICKLY)
 def _step(program: Round, sampling, choices, params, state):
     after, _ = program.step(params, state.replace(sampling=_settings(sampling)), choices)
     # Statistics decide nothing: without them more branches are equal.
@@ -267,7 +308,7 @@ class _TargetLaw:
         return output
 
 
-def _target_laws(program: Round, params: Parameters, length: int, sampling: SamplingParams) -> dict[tuple[int, ...], _TargetLaw]:
+def _target_laws(program: Round, params: Parameters, length: int, sampling, stops) -> dict[tuple[int, ...], _TargetLaw]:
     """The law of outputs of ``length`` tokens for every prompt, from one pass over whole sequences, without a cache.
 
     The tokens before each place count as committed: what the settings make of drafted ones is not taken for granted. Outputs
@@ -283,8 +324,10 @@ def _target_laws(program: Round, params: Parameters, length: int, sampling: Samp
     tokens = tokens.reshape(-1, width)
     prompt_lengths = np.repeat(np.array([len(prompt) for prompt in PROMPTS], np.int32), len(outputs))
     emitted = np.tile(outputs, (len(PROMPTS), 1))
-    log_probs = np.asarray(_teacher_forced(program, sampling, length, params, tokens, prompt_lengths, emitted))
-    log_probs = log_probs.reshape(len(PROMPTS), len(outputs), length, vocab_size)
+    log_probs = np.asarray(
+        _teacher_forced(program, sampling, length, params, tokens, prompt_lengths, emitted, _stop_ids(stops, len(tokens)))
+    )
+    log_probs = np.asarray(log_probs).reshape(len(PROMPTS), len(outputs), length, vocab_size)
     laws = {}
     for row, prompt in enumerate(PROMPTS):
         after = log_probs[row]
@@ -292,14 +335,14 @@ def _target_laws(program: Round, params: Parameters, length: int, sampling: Samp
     return laws
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _teacher_forced(program: Round, sampling, length: int, params, tokens, prompt_lengths, emitted):
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), compiler_options=QUICKLY)
+def _teacher_forced(program: Round, sampling, length: int, params, tokens, prompt_lengths, emitted, stop_token_ids):
     """[rows, length, V] log-probabilities of every place behind the prompts of whole sequences ``tokens`` [rows, width]."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     cache = program.target.init_cache(params.target, len(tokens), 1)
     output = program.target.apply(params.target, tokens, positions, cache, None)
     logits = program.target.unembed(params.target, output.hidden)
-    settings, stop_ids = _settings(sampling, len(tokens)), _stop_ids(sampling, len(tokens))
+    settings = _settings(sampling, len(tokens))
     no_path, no_drafts = jnp.zeros((len(tokens), 1, 0), jnp.int32), jnp.zeros((1,), jnp.int32)
 
     def at(place):
@@ -312,7 +355,7 @@ def _teacher_forced(program: Round, sampling, length: int, params, tokens, promp
             tokens,
             prompt_lengths,
             lengths,
-            stop_ids,
+            stop_token_ids,
             program.vocab_size,
             states=states,
             next_state=params.next_state,
@@ -322,67 +365,3 @@ def _teacher_forced(program: Round, sampling, length: int, params, tokens, promp
         return distribution.log_probs(newest, no_path, no_drafts)
 
     return jnp.concatenate([at(place) for place in range(length)], axis=1)
-
-
-def _compare(branches: Branches, starts, laws, noise, rounds) -> Certificate:
-    outputs = [
-        tuple(int(token) for token in branches.state.tokens[row, len(starts[origin].prompt) : branches.state.lengths[row]])
-        for row, origin in enumerate(branches.origins)
-    ]
-    emitted = sum(probability * len(output) for probability, output in zip(branches.probabilities, outputs, strict=True))
-    errors, counterexamples = [], []
-    for origin, start in enumerate(starts):
-        found = [
-            (output, probability)
-            for output, probability, its_origin in zip(outputs, branches.probabilities, branches.origins, strict=True)
-            if its_origin == origin
-        ]
-        if noise is not None:
-            error, counterexample = _differs(found, laws[start].plain(noise[origin, len(start.prompt) :]))
-        else:
-            error, counterexample = _deviates(found, laws[start])
-        errors.append(error)
-        if counterexample is not None:
-            length, words = counterexample
-            counterexamples.append((length, origin, f"after the prompt {start.prompt}, {words}"))
-    max_error = float(np.mean(errors) if noise is not None else np.max(errors))
-    return Certificate(
-        lossless=max_error <= TOLERANCE,
-        max_error=max_error,
-        expected_tokens=float(emitted / len(starts) / rounds),
-        counterexample=min(counterexamples)[2] if counterexamples else None,
-    )
-
-
-def _differs(found, plain: tuple[int, ...]):
-    """Probability of an output that plain decoding does not emit, and the shortest such."""
-    wrong = [(output, probability) for output, probability in found if output != plain[: len(output)]]
-    share = float(sum(probability for _, probability in wrong))
-    if not wrong:
-        return share, None
-    output, probability = min(wrong, key=lambda pair: (len(pair[0]), pair[0]))
-    words = f"{output} comes with probability {probability:.6g}; with the same noise plain decoding emits {plain[: len(output)]}"
-    return share, (len(output), words)
-
-
-def _deviates(found, law: _TargetLaw):
-    """Largest difference in the probability of an output of any length, and the shortest that differs."""
-    actual = np.zeros(law.vocab_size**law.length)
-    for output, probability in found:
-        places, completions = law.completed(output)
-        actual[places] += probability * completions
-    expected = np.prod(law.conditional, axis=1)
-    error, counterexample = 0.0, None
-    for length in range(law.length + 1):
-        has = actual.reshape(law.vocab_size**length, -1).sum(axis=1)
-        wants = expected.reshape(law.vocab_size**length, -1).sum(axis=1)
-        differences = np.abs(has - wants)
-        # A NaN is an error, not a comparison that is false.
-        error = max(error, math.inf if np.isnan(differences).any() else float(differences.max()))
-        wrong = np.flatnonzero(~(differences <= TOLERANCE))
-        if counterexample is None and len(wrong):
-            number = int(wrong[0])
-            output = tuple(int(digit) for digit in np.unravel_index(number, (law.vocab_size,) * length)) if length else ()
-            words = f"{output} has probability {has[number]:.6g} instead of {wants[number]:.6g}"
-            counterexample = (length, words)
-    return error, counterexample

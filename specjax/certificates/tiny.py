@@ -7,9 +7,10 @@ import numpy as np
 
 from specjax.cache import KVBlock, KVCache
 from specjax.drafters.base import BoundDrafter, NoDrafter
+from specjax.drafters.draw import draw_children, only_where
 from specjax.models.base import ModelOutput
 from specjax.models.loaded import Model
-from specjax.tree import Draft, DraftTree, Law
+from specjax.tree import ROOT, Draft, DraftTree, Law
 
 NUM_DISTRIBUTIONS = 997
 """Rows of a table model's table; a prime, so that contexts spread over them."""
@@ -125,3 +126,96 @@ def counting_tree(tree: DraftTree) -> BoundDrafter:
       2
     """
     return BoundDrafter(CountingTree(tree), name="counting_tree")
+
+
+@dataclasses.dataclass(frozen=True)
+class TableDrafter(NoDrafter):
+    """Drafts from a table of distributions, without a model behind it: a chain or tree by any laws that compiles fast.
+
+    Which row of the table is q at a node depends on the committed length and on the tokens from the root down to the node.
+    Parameters are ``table`` [rows, width], log-probabilities; and with a reduced vocabulary ``offsets`` [width] int32: its id i
+    is the target's id i + offsets[i], as EAGLE-3 drafts store it.
+
+    Attributes:
+      tree: topology of every proposal.
+      laws: a law for every draft node; None until a run fixes one.
+    """
+
+    tree: DraftTree
+    laws: tuple[Law, ...] | None = None
+    law_choices = (Law.WITHOUT_REPLACEMENT, Law.INDEPENDENT, Law.COUPLED, Law.DETERMINISTIC)
+
+    def with_law(self, law):
+        """See :meth:`specjax.drafters.Drafter.with_law`; laws that are fixed already stay."""
+        return self if self.laws is not None else dataclasses.replace(self, laws=(law,) * self.tree.num_nodes)
+
+    def propose(self, params, state, context, choices, num_draft):
+        """See :meth:`specjax.drafters.Drafter.propose`."""
+        tree, batch = self.tree, num_draft.shape[0]
+        newest = jnp.take_along_axis(context.tokens, context.lengths[:, None] - 1, axis=1)[:, 0]
+        # What was drafted down to each node, in one number.
+        paths = {ROOT: 7 * context.lengths + newest}
+        tokens = jnp.zeros((batch, tree.num_nodes), jnp.int32)
+        valid = jnp.arange(tree.num_nodes)[None, :] < num_draft[:, None]
+        log_probs = []
+        for node in tree.inner_nodes:
+            own = params["table"].astype(context.logits_dtype)[paths[node] % len(params["table"])]
+            nodes = tree.children[node]
+            drawing = valid[:, nodes[0] - 1] & (valid[:, node - 1] if node > ROOT else True)
+            drawn, possible, recorded = self._children(params, context, choices, nodes, only_where(drawing, own))
+            index = np.array(nodes) - 1
+            tokens = tokens.at[:, index].set(drawn)
+            valid = valid.at[:, index].set(valid[:, index] & possible)
+            log_probs.append(recorded)
+            paths |= {child: 31 * paths[node] + drawn[:, rank] + 1 for rank, child in enumerate(nodes)}
+        return Draft(tokens, valid, jnp.stack(log_probs, axis=1), tree, self.laws).checked(), state
+
+    def _children(self, params, context, choices, nodes, log_probs):
+        """Children ``nodes`` drawn from ``log_probs`` [B, width], which of them there are, and log q [B, V] as it is stored."""
+        laws = [self.laws[node - 1] for node in nodes]
+        noise = None
+        if Law.COUPLED in laws:
+            noise = choices.gumbel(self.tree.depths[nodes[0]] - 1, context.logits_width, context.logits_dtype)
+        if "offsets" not in params:
+            return *draw_children(choices, laws, nodes, log_probs, noise), log_probs
+        of_target = jnp.arange(log_probs.shape[1], dtype=jnp.int32) + params["offsets"]
+        drawn, possible = draw_children(choices, laws, nodes, log_probs, None if noise is None else noise[:, of_target])
+        return of_target[drawn], possible, widened(log_probs, of_target, context.logits_width)
+
+
+def widened(log_probs, of_target, vocab_size: int):
+    """log q [B, V] of the target's ids, from that of a reduced vocabulary [B, width] whose ids are the target's ``of_target``.
+
+    Example:
+      >>> widened(jnp.array([[-1.0, -2.0]]), jnp.array([0, 2]), 3).tolist()
+      [[-1.0, -inf, -2.0]]
+    """
+    return jnp.full((log_probs.shape[0], vocab_size), -jnp.inf, log_probs.dtype).at[:, of_target].set(log_probs)
+
+
+def table_drafter(
+    tree: DraftTree, table=None, *, vocab_size: int = 3, seed: int = 0, laws=None, offsets=None, kind=TableDrafter
+) -> BoundDrafter:
+    """A :class:`TableDrafter`.
+
+    Args:
+      tree: topology of every proposal, at least one draft node.
+      table: [rows, width] probabilities; None: random ones.
+      vocab_size: width of the random table.
+      seed: of the random table.
+      laws: a law for every draft node; None: whatever the run fixes.
+      offsets: [width] of a reduced vocabulary.
+      kind: the class, for drafters that do something else with the same table.
+
+    Example:
+      >>> table_drafter(DraftTree.chain(2), [[0.5, 0.5]]).functions.tree.depth
+      2
+    """
+    if table is None:
+        table = np.exp(np.random.default_rng(seed).normal(scale=1.5, size=(NUM_DISTRIBUTIONS, vocab_size)))
+    table = np.asarray(table, np.float64)
+    with np.errstate(divide="ignore"):
+        params = {"table": np.log(table / table.sum(axis=1, keepdims=True))}
+    if offsets is not None:
+        params["offsets"] = np.asarray(offsets, np.int32)
+    return BoundDrafter(kind(tree, None if laws is None else tuple(laws)), params, name="table_drafter")

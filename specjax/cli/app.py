@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from specjax.cli.certify import certify
 from specjax.cli.generate import generate
 from specjax.cli.models import models, pull
 from specjax.cli.options import Settings, Verbose, suggestion
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 app.command()(models)
 app.command()(pull)
+app.command()(certify)
 app.command(context_settings={"allow_extra_args": True})(generate)  # it says itself what is wrong with them
 
 

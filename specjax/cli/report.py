@@ -16,6 +16,19 @@ def print_header(model, console: Console = STANDARD_ERROR) -> None:
     console.print(f"{model.name} on {device.platform} ({device.device_kind}), {model.dtype}: {model.dtype_reason}", markup=False)
 
 
+def progress(items, describe, console: Console = STANDARD_ERROR):
+    """Yields ``items``; a terminal shows how far it is and what ``describe`` says of the one at work."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=len(items))
+        for item in items:
+            bar.update(task, description=describe(item))
+            yield item
+            bar.advance(task)
+
+
 def print_text(pieces, console: Console = STANDARD_ERROR):
     """Prints a stream's text on standard output as it comes, and returns the completion. ``console`` shows the wait before."""
     pieces = iter(pieces)
