@@ -1,8 +1,8 @@
 """A verification rule of your own, certified by the same call as the built-in ones.
 
-Run it with ``python examples/own_rule.py``. The rule accepts draft tokens more cautiously than it has to. That alone costs speed and
-nothing else, if the correction token is drawn from what is then left of the target's distribution. The first try forgets
-to, the certificate says where that shows, and the second try is exact.
+Run it with ``python examples/own_rule.py``. The rule accepts draft tokens more cautiously than it has to. That alone costs speed
+and nothing else, if the correction token is drawn from what is then left of the target's distribution. The first try forgets to,
+and the certificate says where that shows; the second is exact.
 """
 
 import dataclasses

@@ -55,3 +55,11 @@ def test_json_answer(capsys, monkeypatch):
     assert "The same tokens: True." in output
     answers = re.findall(r"(.*)  \(stop, .* tokens per round\)", output)
     assert set(json.loads(answers[0])) == {"city", "country", "capital"}
+
+
+def test_own_rule(capsys):
+    runpy.run_path(str(EXAMPLES / "own_rule.py"), run_name="__main__")
+    output = capsys.readouterr().out
+    assert "right_residual=False): lossless False, error 2e-01\n  after the prompt (1,), (0,) has probability" in output
+    assert "right_residual=True): lossless True" in output
+    assert "1.772 tokens per round; token verification 2.053" in output

@@ -11,6 +11,7 @@ certified by identity: over a finite set of noise, whatever else is drawn, the o
 import dataclasses
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Hashable, Sequence
 
 import jax
@@ -222,7 +223,7 @@ def _all_branches(program: Round, params, starts, sampling, stops, rounds, noise
         tokens[row, : len(start.prompt)] = start.prompt
     lengths = np.array([len(start.prompt) for start in padded], np.int32)
     limits = lengths + np.array([start.max_tokens for start in padded], np.int32)
-    choices = _choices(key)
+    choices = _OF_THREAD.choices(key)
     # The rule decides nothing before the first round.
     state = _begin(dataclasses.replace(program, rule=None), sampling, params, tokens, lengths, limits, _stop_ids(stops))
     branches = Branches.start(state, len(starts))
@@ -233,10 +234,14 @@ def _all_branches(program: Round, params, starts, sampling, stops, rounds, noise
     return branches
 
 
-@functools.lru_cache(maxsize=8)
-def _choices(key) -> EnumeratingChoices:
-    """One object for each way to derive keys: what is compiled calls back to it, and is compiled once."""
-    return EnumeratingChoices(key)
+class _OfThread(threading.local):
+    """One object for each way to derive keys, and for each thread: what is compiled calls back to it, and is compiled once."""
+
+    def __init__(self):
+        self.choices = functools.lru_cache(maxsize=8)(EnumeratingChoices)
+
+
+_OF_THREAD = _OfThread()
 
 
 def _settings(sampling: SamplingParams, rows: int = CHUNK) -> SamplingArrays:

@@ -112,7 +112,7 @@ def sibling_mass_kept():
 
 @mutant("reversed ratio")
 def reversed_ratio():
-    """Accepts with probability min(1, q / p)."""
+    """Accepts with probability min(1, q / p): numerator and denominator exchanged."""
     return certify(TokenRule("reversed ratio"), drafter=_drafts(ONE), rounds=1)
 
 

@@ -1,12 +1,20 @@
 """Every rule with every law and shape: certified, or refused with a reason."""
 
+import concurrent.futures
 import dataclasses
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from specjax.certificates.certificate import certify
 from specjax.certificates.comparison import Certificate
 from specjax.tree import NO_PARENT, ROOT, DraftTree, Law
 from specjax.verification import CHAIN, RULES, TREE, Rule, why_not
+
+T, R = TypeVar("T"), TypeVar("R")
+
+MOST_THREADS = 4
+"""More would wait for Python, which traces in one thread at a time."""
 
 
 def fork(depth: int) -> DraftTree:
@@ -55,6 +63,20 @@ class Cell:
         """
         tree = fork(depth) if self.shape == TREE else None
         return certify(self.rule, vocab_size=vocab_size, depth=depth, rounds=rounds, seed=seed, law=self.law, tree=tree)
+
+
+def in_threads(function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[T, R]]:
+    """(item, result) of each of ``items``, in their order; several at a time, as most of a certificate's time is compiling.
+
+    Example:
+      >>> list(in_threads(abs, [3, -2]))
+      [(3, 3), (-2, 2)]
+    """
+    with concurrent.futures.ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
+        try:
+            yield from zip(items, pool.map(function, items), strict=True)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def cells(rules: Iterable[Rule] | None = None) -> list[Cell]:

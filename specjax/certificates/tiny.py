@@ -20,7 +20,7 @@ NUM_DISTRIBUTIONS = 997
 class TableModel:
     """A model whose next token depends on its whole context, through its cache and block alone.
 
-    Keys are token ids and values are positions. A pass adds up a random number for every (token, position) that is visible,
+    There is a random number for every (position, token); keys and values hold half of it each. A pass adds up what is visible,
     as attention would, and the sum chooses a row of a table of logits: an entry that is missing, stale, doubled, seen where it
     should be hidden, or at a wrong position, changes the distribution.
 
@@ -33,22 +33,17 @@ class TableModel:
         """See :meth:`specjax.models.base.ModelFunctions.apply`."""
         batch, num_tokens = tokens.shape
         dtype = cache.keys[0].dtype
-        block = KVBlock(keys=(tokens[:, None, :, None].astype(dtype),), values=(positions[:, None, :, None].astype(dtype),))
-        if block_mask is None:
-            block_mask = jnp.tril(jnp.ones((num_tokens, num_tokens), bool))
-        within = jnp.broadcast_to(block_mask, (batch, num_tokens, num_tokens))
-        committed = jnp.arange(cache.capacity)[None, None, :] < cache.lengths[:, None, None]
-        committed = jnp.broadcast_to(committed, (batch, num_tokens, cache.capacity))
-        visible = jnp.concatenate([committed, within], axis=-1)
-
-        def seen(cached, fresh):
-            return jnp.concatenate([cached[0], fresh[0]], axis=2)[:, 0, :, 0].astype(jnp.int32)
-
         numbers = params["numbers"]
-        token, position = seen(cache.keys, block.keys), seen(cache.values, block.values)
-        numbers = jnp.take(jnp.ravel(numbers), position * numbers.shape[1] + token, mode="clip")
-        row = jnp.sum(jnp.where(visible, numbers[:, None, :], 0), axis=-1) % NUM_DISTRIBUTIONS
-        hidden = params["table"][row]
+        numbers = jnp.take(jnp.ravel(numbers), positions * numbers.shape[1] + tokens, mode="clip")
+        half = (numbers / 2).astype(dtype)
+        block = KVBlock(keys=(half[:, None, :, None],), values=(half[:, None, :, None],))
+        if block_mask is None:
+            block_mask = np.tril(np.ones((num_tokens, num_tokens), bool))
+        within = jnp.broadcast_to(block_mask, (batch, num_tokens, num_tokens))
+        committed = jnp.arange(cache.capacity)[None, :] < cache.lengths[:, None]
+        cached = jnp.sum(jnp.where(committed, (cache.keys[0] + cache.values[0])[:, 0, :, 0], 0), axis=1)
+        total = cached[:, None] + jnp.sum(jnp.where(within, numbers[:, None, :], 0), axis=2)
+        hidden = params["table"][total.astype(jnp.int32) % NUM_DISTRIBUTIONS]
         return ModelOutput(hidden=hidden, features=jnp.zeros((batch, num_tokens, 0, self.vocab_size), dtype), block=block)
 
     def unembed(self, params, hidden):
@@ -86,9 +81,14 @@ def constant_model(probabilities, max_positions: int = 64) -> Model:
     vocab_size = len(probabilities)
     params = {
         "numbers": np.zeros((max_positions, vocab_size), np.int32),
-        "table": np.tile(np.log(np.asarray(probabilities, np.float64)), (NUM_DISTRIBUTIONS, 1)),
+        "table": np.tile(_logs(np.asarray(probabilities, np.float64)), (NUM_DISTRIBUTIONS, 1)),
     }
     return Model(functions=TableModel(vocab_size), params=params, vocab_size=vocab_size, max_positions=max_positions)
+
+
+def _logs(probabilities):
+    with np.errstate(divide="ignore"):  # log(0) = -inf is meant
+        return np.log(probabilities)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,8 +214,7 @@ def table_drafter(
     if table is None:
         table = np.exp(np.random.default_rng(seed).normal(scale=1.5, size=(NUM_DISTRIBUTIONS, vocab_size)))
     table = np.asarray(table, np.float64)
-    with np.errstate(divide="ignore"):
-        params = {"table": np.log(table / table.sum(axis=1, keepdims=True))}
+    params = {"table": _logs(table / table.sum(axis=1, keepdims=True))}
     if offsets is not None:
         params["offsets"] = np.asarray(offsets, np.int32)
     return BoundDrafter(kind(tree, None if laws is None else tuple(laws)), params, name="table_drafter")

@@ -41,7 +41,7 @@ def certify(
 
     from specjax.certificates.certificate import check_size
     from specjax.certificates.mutants import MUTANTS, catch
-    from specjax.certificates.table import cells
+    from specjax.certificates.table import cells, in_threads
     from specjax.cli.report import progress
     from specjax.verification import RULES
 
@@ -54,11 +54,9 @@ def certify(
     asked = cells(None if rule is None else [RULES[rule]])
     allowed = [cell for cell in asked if cell.refusal is None]
     settings = {"vocab_size": vocab_size, "depth": depth, "rounds": rounds, "seed": seed}
-    found = {
-        cell: cell.certify(**settings)
-        for cell in progress(allowed, lambda cell: f"{cell.rule.name}, {cell.law.value}, {cell.shape}")
-    }
-    mutants = {name: catch(name) for name in progress(list(MUTANTS) if everything else [], lambda name: f"mutant: {name}")}
+    found = dict(progress(in_threads(lambda cell: cell.certify(**settings), allowed), len(allowed), "certificates"))
+    names = list(MUTANTS) if everything else []
+    mutants = dict(progress(in_threads(catch, names), len(names), "mutants"))
 
     if as_json:
         print(json.dumps(_document(asked, found, mutants), indent=1))

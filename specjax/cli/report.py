@@ -16,17 +16,16 @@ def print_header(model, console: Console = STANDARD_ERROR) -> None:
     console.print(f"{model.name} on {device.platform} ({device.device_kind}), {model.dtype}: {model.dtype_reason}", markup=False)
 
 
-def progress(items, describe, console: Console = STANDARD_ERROR):
-    """Yields ``items``; a terminal shows how far it is and what ``describe`` says of the one at work."""
+def progress(results, total: int, what: str, console: Console = STANDARD_ERROR):
+    """Yields the ``total`` results; a terminal shows ``what`` is at work, and how far it is."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn(what))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=len(items))
-        for item in items:
-            bar.update(task, description=describe(item))
-            yield item
+        task = bar.add_task("", total=total)
+        for result in results:
             bar.advance(task)
+            yield result
 
 
 def print_text(pieces, console: Console = STANDARD_ERROR):

@@ -2,9 +2,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.certificates.tiny import NUM_DISTRIBUTIONS, constant_model, counting_tree, table_model
+from specjax.certificates.tiny import NUM_DISTRIBUTIONS, constant_model, counting_tree, table_drafter, table_model
+from specjax.choices import KeyedChoices
 from specjax.drafters import Context
-from specjax.tree import DraftTree
+from specjax.tree import DraftTree, Law
 
 
 def expected(params, context):
@@ -37,18 +38,41 @@ def test_a_constant_model():
     np.testing.assert_allclose(jnp.exp(model.unembed(params, output.hidden)), [[[0.25, 0.75]] * 2], rtol=1e-6)
 
 
-def test_the_counting_tree():
-    functions = counting_tree(DraftTree((-1, 0, 0, 1, 1))).functions
-    context = Context(
-        tokens=jnp.array([[0, 1, 9], [4, 9, 9]]),
-        lengths=jnp.array([2, 1]),
+def context_of(tokens, lengths, vocab_size):
+    return Context(
+        tokens=tokens,
+        lengths=lengths,
         sampling=None,
         target_params=None,
         target_cache=None,
-        vocab_size=5,
-        logits_width=5,
+        vocab_size=vocab_size,
+        logits_width=vocab_size,
         logits_dtype=jnp.float32,
     )
+
+
+def test_the_counting_tree():
+    functions = counting_tree(DraftTree((-1, 0, 0, 1, 1))).functions
+    context = context_of(jnp.array([[0, 1, 9], [4, 9, 9]]), jnp.array([2, 1]), 5)
     draft, _ = functions.propose((), (), context, None, jnp.array([4, 1]))
     assert draft.tokens.tolist() == [[2, 3, 3, 4], [0, 1, 1, 2]]
     assert draft.valid.tolist() == [[True] * 4, [True, False, False, False]]
+
+
+def test_the_table_drafter_with_a_reduced_vocabulary():
+    """Its ids 0 and 1 are the target's 0 and 2; q depends on the path, and is 0 for what it does not know."""
+    tree = DraftTree((-1, 0, 0, 1))
+    drafter = table_drafter(tree, vocab_size=2, offsets=(0, 1))
+    lengths = jnp.array([2, 1, 3])
+    context = context_of(jnp.array([[0, 1, 0], [2, 0, 0], [1, 1, 2]]), lengths, 3)
+    choices = KeyedChoices.from_seeds([1, 2, 3], lengths)
+    functions = drafter.functions.with_law(Law.WITHOUT_REPLACEMENT)
+    draft, _ = functions.propose(drafter.params, (), context, choices, jnp.array([3, 1, 2]))
+    assert draft.valid.tolist() == [[True] * 3, [True, False, False], [True, True, False]]
+    assert set(draft.tokens.ravel().tolist()) == {0, 2}
+    assert sorted(draft.tokens[0, :2].tolist()) == [0, 2]
+    q = np.exp(draft.parent_log_probs)
+    np.testing.assert_allclose(q.sum(axis=-1), 1, rtol=1e-6)
+    assert (q[..., 1] == 0).all()
+    # Root and first child have distributions of their own.
+    assert np.abs(q[0, 0] - q[0, 1]).max() > 0.01

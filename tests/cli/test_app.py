@@ -16,7 +16,7 @@ def test_version(specjax_command):
 def test_help_lists_the_commands_there_are(specjax_command):
     for arguments in (["--help"], []):
         outcome = specjax_command(*arguments)
-        for command in ("models", "pull", "generate"):
+        for command in ("models", "pull", "generate", "certify"):
             assert command in outcome.out + outcome.err
 
 
@@ -78,6 +78,12 @@ def test_a_near_miss_is_answered_with_our_name(specjax_command, arguments, ours)
         (["generate", "--prompt", "x", "--seed", "-1"], "seed is -1"),
         (["generate", "--prompt", "\udcff"], "not UTF-8"),
         (["pull"], "NAME"),
+        (["certify"], "give one of --rule NAME, --table and --all"),
+        (["certify", "--all", "--table"], "give one of --rule NAME, --table and --all"),
+        (["certify", "--rule", "tokens"], "--rule is 'tokens'; it must be one of block, greedy"),
+        (["certify", "--table", "--vocab-size", "1"], "--vocab-size is 1; it must be at least 2"),
+        (["certify", "--table", "--rounds", "0"], "--rounds is 0; it must be at least 1"),
+        (["certify", "--table", "--depth", "20"], "at most 200000 can be gone through"),
     ],
 )
 def test_a_wrong_call_is_one_line_and_status_2(specjax_command, arguments, part):
