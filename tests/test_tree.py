@@ -148,3 +148,24 @@ def test_count_valid_prefix():
     valid = jnp.array([[1, 1, 1], [1, 0, 1], [0, 1, 1], [1, 1, 0]], bool)
     assert count_valid_prefix(valid).tolist() == [3, 1, 0, 2]
     assert count_valid_prefix(valid).dtype == jnp.int32
+
+
+def test_tables_of_a_tree():
+    #      0
+    #    /   \
+    #   1     4
+    #  / \    |
+    # 2   3   5
+    tree = DraftTree((-1, 0, 1, 1, 0, 4))
+    assert tree.path_table.tolist() == [[0, 0], [1, 0], [1, 2], [1, 3], [4, 0], [4, 5]]
+    assert tree.children_table.tolist() == [[1, 4], [2, 3], [0, 0], [0, 0], [5, 0], [0, 0]]
+    assert tree.inner_index.tolist() == [0, 1, 0, 0, 2, 0]
+    # Node 2 is the first of depth 2: a budget of one draft token holds node 1 alone.
+    assert tree.nodes_within.tolist() == [0, 1, 5]
+    assert DraftTree((-1, 0, 0, 1, 2, 3)).nodes_within.tolist() == [0, 2, 4, 5]
+    root = DraftTree.chain(0)
+    assert (root.path_table.shape, root.children_table.shape, root.inner_index.tolist()) == ((1, 0), (1, 0), [0])
+    assert root.nodes_within.tolist() == [0]
+    assert {table.dtype for table in (tree.path_table, tree.children_table, tree.inner_index, tree.nodes_within)} == {
+        np.dtype("int32")
+    }

@@ -76,13 +76,12 @@ class Fork:
         return state
 
 
-def fork_accepts(length, budget):
-    """How many tokens of a Fork each round of a greedy row accepts: its branches are nodes 1, 3 and 2, 4."""
+def fork_accepts(budget):
+    """How many tokens of a Fork each round of a greedy row accepts: both branches, as deep as the budget reaches."""
     accepted = []
     while budget:
-        child, grandchild = (1, 3) if length % 2 == 0 else (2, 4)
-        accepted.append((budget - 1 >= child) + (budget - 1 >= grandchild))
-        length, budget = length + accepted[-1] + 1, budget - accepted[-1] - 1
+        accepted.append(min(2, budget - 1))
+        budget -= accepted[-1] + 1
     return accepted
 
 
@@ -118,7 +117,7 @@ def test_round_info():
 def test_a_dispatch_ends_when_every_row_has():
     batch, state = tiny.start(TARGET, PROMPTS, dataclasses.replace(GREEDY, max_tokens=4), Fork())
     state, info = run_rounds(batch.program, batch.params, state, jnp.int32(8))
-    assert info.rounds == max(len(fork_accepts(len(prompt), 4)) for prompt in PROMPTS) == 3
+    assert info.rounds == len(fork_accepts(4)) == 2
     assert info.finish.tolist() == [Finish.LENGTH] * 3
 
 
@@ -126,11 +125,10 @@ def test_a_fork_through_the_round(sampled):
     greedy = specjax.generate(TARGET, PROMPTS, GREEDY, drafter=Fork(), rule="gumbel")
     assert tokens_of(greedy) == [tiny.greedy(TABLE, prompt, 16) for prompt in PROMPTS]
     # One of the two branches is always right: 3 tokens a round, but for the last ones, where the budget cuts the tree.
-    accepted = [fork_accepts(len(prompt), 16) for prompt in PROMPTS]
-    assert [max(rounds) for rounds in accepted] == [2, 2, 2]
-    assert [c.stats.num_drafts for c in greedy] == [len(rounds) for rounds in accepted]
-    expected = [(len(rounds) - rounds.count(0), rounds.count(2)) for rounds in accepted]
-    assert [c.stats.num_accepted_tokens_per_pos for c in greedy] == expected
+    accepted = fork_accepts(16)
+    assert accepted == [2, 2, 2, 2, 2, 0]
+    assert [c.stats.num_drafts for c in greedy] == [6] * 3
+    assert [c.stats.num_accepted_tokens_per_pos for c in greedy] == [(5, 5)] * 3
     completions = specjax.generate(TARGET, PROMPTS, SAMPLED, drafter=Fork(), rule="gumbel")
     assert tokens_of(completions) == sampled
     assert sum(c.stats.num_accepted_tokens for c in completions) > 0
@@ -141,7 +139,7 @@ def test_a_fork_under_match_and_greedy():
     for rule in ("match", "greedy"):
         completions = specjax.generate(TARGET, PROMPTS, GREEDY, drafter=Fork(), rule=rule)
         assert tokens_of(completions) == expected
-        assert [c.stats.num_drafts for c in completions] == [len(fork_accepts(len(prompt), 16)) for prompt in PROMPTS]
+        assert [c.stats.num_drafts for c in completions] == [6] * 3
 
 
 def test_the_drafter_observes_every_token_with_the_feature_before_it():
