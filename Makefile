@@ -28,7 +28,7 @@ demo: environment
 	@$(PYTHON) scripts/demo.py $(if $(filter-out undefined,$(origin PROMPT)),--prompt="$$PROMPT")
 
 test: environment
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest --numprocesses=2 --dist=loadfile
 
 lint: environment
 	$(PYTHON) -m ruff check .

@@ -23,6 +23,7 @@ import specjax
 from specjax.choices import KeyedChoices
 from specjax.models.shallow import keep_layers
 from specjax.sampling import PathDistribution, SamplingArrays
+from specjax.statistics import total
 from specjax.tree import DraftTree
 
 TOLERANCES = {"float32": 1e-3, "bfloat16": 1.0}
@@ -122,7 +123,7 @@ def compare(model, prompts, requests, plain, others, tolerance, width):
         "differ": len(margins),
         "largest_margin": round(max(margins, default=0.0), 6),
         "passed": all(m <= tolerance for m in margins),
-        "tokens_per_round": round(specjax.statistics.total([o.stats for o in others]).mean_acceptance_length, 3),
+        "tokens_per_round": round(total([o.stats for o in others]).mean_acceptance_length, 3),
     }
 
 

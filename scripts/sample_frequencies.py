@@ -20,6 +20,7 @@ from scipy import stats
 
 import specjax
 from specjax.models.shallow import keep_layers
+from specjax.statistics import total
 from specjax.tree import DraftTree
 
 LEAST_P_VALUE = 0.001
@@ -86,14 +87,14 @@ def main():
                     counts[place, completion.token_ids[place]] += 1
                 stats_of_runs.append(completion.stats)
         tests = [p_value(count, probabilities) for count, probabilities in zip(counts, wanted, strict=True)]
-        total = specjax.statistics.total(stats_of_runs)
+        summed = total(stats_of_runs)
         results.append(
             {
                 "case": case,
                 "p_value": [round(p, 4) for p, _ in tests],
                 "cells": [cells for _, cells in tests],
                 "passed": all(p >= LEAST_P_VALUE for p, _ in tests),
-                "draft_acceptance_rate": round(total.draft_acceptance_rate, 4),
+                "draft_acceptance_rate": round(summed.draft_acceptance_rate, 4),
             }
         )
         print(results[-1], file=sys.stderr, flush=True)
