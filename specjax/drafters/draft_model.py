@@ -83,15 +83,22 @@ class DraftModel(ModelDrafter):
 
     def _draft(self, params, context, choices, num_draft, tokens, log_probs, drafted, cache):
         cache, hidden = self.feed_up_to_root(params, cache, context, num_draft > 0)
+        greedy = context.sampling.temperature <= 0
+        if self.stop is not None:
+            # A one-hot q says nothing about how sure the model is.
+            softened = context.sampling.replace(temperature=jnp.where(greedy, 1, context.sampling.temperature))
+            context = context.replace(distribution=context.distribution.replace(sampling=softened))
 
         def draw(index, hidden, tokens, log_probs, drafted, newest):
             row_log_probs = self.log_probs(params, hidden, context, tokens[:, None], jnp.reshape(index, (1,)))[:, 0]
             # Rows that stopped, at this step or before, stay where they are.
             going = (drafted == index) & (index < num_draft)
+            soft_log_probs = row_log_probs
             if self.stop is not None:
-                going &= ~self.stop(DraftStep(row_log_probs, tokens, index, newest))
+                going &= ~self.stop(DraftStep(soft_log_probs, tokens, index, newest))
+                row_log_probs = jnp.where(greedy[:, None], _most_likely(soft_log_probs), soft_log_probs)
             token = self._draw(choices, index, only_where(going, row_log_probs))
-            newest = jnp.take_along_axis(row_log_probs, token[:, None], axis=1)[:, 0]
+            newest = jnp.take_along_axis(soft_log_probs, token[:, None], axis=1)[:, 0]
             return tokens.at[:, index].set(token), log_probs.at[:, index].set(row_log_probs), drafted + going, newest
 
         def unfinished(carry):
@@ -117,6 +124,12 @@ class DraftModel(ModelDrafter):
         if self.law is Law.DETERMINISTIC:
             return jnp.argmax(log_probs, axis=-1).astype(jnp.int32)
         return choices.categorical(Stream.DRAFT, ROOT + 1 + index, log_probs)
+
+
+def _most_likely(log_probs):
+    """[B, V] log-probabilities that put everything on the most likely token."""
+    best = jnp.argmax(log_probs, axis=-1, keepdims=True)
+    return jnp.where(jnp.arange(log_probs.shape[-1])[None, :] == best, 0, -jnp.inf).astype(log_probs.dtype)
 
 
 def draft_model(

@@ -20,10 +20,10 @@ class DraftStep:
     """What a hook may look at before a draft token is drawn.
 
     Attributes:
-      log_probs: [B, V], log q that the token would be drawn from.
+      log_probs: [B, V], log q that the token would be drawn from; of greedy rows as it is at temperature 1.
       tokens: [B, K] int32, draft tokens; the first ``index`` are drawn.
       index: int32, how many are drawn.
-      newest_log_prob: [B], log q of the newest drawn token; 0 before the first.
+      newest_log_prob: [B], of the newest drawn token, from the ``log_probs`` that it was drawn at; 0 before the first.
     """
 
     log_probs: jax.Array
