@@ -191,3 +191,16 @@ def test_stop_strings_compile_nothing():
 def test_a_model_without_tokenizer_has_no_text_to_stop_in():
     with pytest.raises(ValueError, match=r"params\[0\]: stop is \('a',\), but model 'model' has no tokenizer"):
         specjax.generate(tiny.model(TABLE), PROMPTS, dataclasses.replace(GREEDY, stop="a"))
+
+
+def test_a_stop_string_before_the_minimum_length_is_passed_over():
+    """The row goes on, and ends at the first match that completes behind it, the same with drafts and without."""
+    stop, least = TEXTS[0][1:3], 9
+    assert len(cut(0, stop)[0]) < least
+    params = dataclasses.replace(GREEDY, stop=stop, min_tokens=least)
+    plain, drafted = run(params, None, PROMPTS[:1])[0], run(params, CLOSE, PROMPTS[:1])[0]
+    assert plain.token_ids == drafted.token_ids
+    assert (plain.text, plain.finish_reason) == (drafted.text, drafted.finish_reason)
+    assert plain.token_ids == PLAIN[0][: len(plain.token_ids)]
+    assert len(plain.token_ids) > least
+    assert plain.finish_reason == ("length" if len(plain.token_ids) == 24 else "stop")
