@@ -23,6 +23,7 @@ the N drafts::
 import dataclasses
 import enum
 import functools
+import numbers
 from collections.abc import Iterable, Sequence
 
 import chex
@@ -79,6 +80,8 @@ class DraftTree:
     parents: tuple[int, ...]
 
     def __post_init__(self):
+        if isinstance(self.parents, str) or not all(isinstance(parent, numbers.Integral) for parent in self.parents):
+            raise ValueError(f"DraftTree: parents is {self.parents!r}; it must hold whole numbers")
         object.__setattr__(self, "parents", tuple(int(parent) for parent in self.parents))
         if not self.parents or self.parents[ROOT] != NO_PARENT:
             raise ValueError(f"DraftTree: parents is {self.parents}; it must start with the root's {NO_PARENT}")
@@ -96,8 +99,8 @@ class DraftTree:
           >>> DraftTree.chain(3).parents
           (-1, 0, 1, 2)
         """
-        if length < 0:
-            raise ValueError(f"DraftTree.chain: length is {length}; it must be at least 0")
+        if isinstance(length, bool) or not isinstance(length, numbers.Integral) or length < 0:
+            raise ValueError(f"DraftTree.chain: length is {length!r}; it must be a whole number of at least 0")
         return cls(tuple(range(-1, length)))
 
     @classmethod
@@ -115,7 +118,10 @@ class DraftTree:
           >>> DraftTree.from_choices([(0,), (0, 0), (1,)]).parents
           (-1, 0, 0, 1)
         """
-        paths = [tuple(int(rank) for rank in path) for path in choices]
+        paths = [tuple(path) for path in choices]
+        for path in paths:
+            if not all(isinstance(rank, numbers.Integral) for rank in path):
+                raise ValueError(f"DraftTree.from_choices: path {path}; it must hold whole numbers")
         # By depth, then by rank: parents come first and siblings stand in the order of their ranks.
         ordered = sorted(paths, key=lambda path: (len(path), path))
         index = {(): ROOT}
@@ -259,6 +265,10 @@ class Draft:
                 f"Draft: {num_nodes} tokens and {len(self.laws)} laws for a tree of {self.tree.num_nodes} draft nodes"
             )
         chex.assert_shape(self.valid, (batch, num_nodes))
+        if not jnp.issubdtype(self.tokens.dtype, jnp.integer) or self.valid.dtype != bool:
+            raise ValueError(
+                f"Draft: tokens are {self.tokens.dtype} and valid is {self.valid.dtype}; they must be integers and booleans"
+            )
         if self.parent_log_probs is not None:
             chex.assert_shape(self.parent_log_probs, (batch, len(self.tree.inner_nodes), None))
         elif any(law is not Law.DETERMINISTIC for law in self.laws):

@@ -11,6 +11,8 @@ certified by identity: over a finite set of noise, whatever else is drawn, the o
 import dataclasses
 import functools
 import itertools
+import math
+import numbers
 import threading
 from collections.abc import Callable, Hashable, Sequence
 
@@ -21,6 +23,7 @@ import numpy as np
 from specjax.certificates.comparison import Certificate, compare
 from specjax.certificates.enumerator import CHUNK, Branches, EnumeratingChoices, branch_out, production_key
 from specjax.certificates.tiny import table_model
+from specjax.decoding.prompts import check_processor, check_settings
 from specjax.decoding.round import Round
 from specjax.decoding.state import NO_TOKEN, Finish, Parameters
 from specjax.drafters.base import BoundDrafter, NoDrafter, bind
@@ -30,7 +33,7 @@ from specjax.sampling.allowed_tokens import START, AllowedTokens, advance
 from specjax.sampling.params import SamplingArrays, SamplingParams
 from specjax.sampling.path import LogitsProcessor, PathDistribution
 from specjax.tree import DraftTree, Law
-from specjax.verification.base import CHAIN, TREE, Rule, why_not
+from specjax.verification.base import CHAIN, TREE, Rule, check_rule, why_not
 from specjax.verification.match_walk import Greedy
 from specjax.verification.rules import RULES
 
@@ -107,9 +110,22 @@ def certify(
         if rule not in RULES:
             raise ValueError(f"certify: rule is {rule!r}; it must be one of {sorted(RULES)}, or a rule object")
         rule = RULES[rule]
-    for name, value, least in (("vocab_size", vocab_size, 2), ("depth", depth, 0), ("rounds", rounds, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    check_rule(rule)
+    for name, value, least in (("vocab_size", vocab_size, 2), ("depth", depth, 0), ("rounds", rounds, 1), ("seed", seed, 0)):
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
             raise ValueError(f"certify: {name} is {value!r}; it must be a whole number of at least {least}")
+    laws = law if isinstance(law, Sequence) and not isinstance(law, str) else (law,)
+    if not all(each is None or isinstance(each, Law) for each in laws):
+        raise ValueError(f"certify: law is {law!r}; it must be a specjax.tree.Law, or one for each draft node of a tree")
+    for name, value, kind in (
+        ("target", target, Model),
+        ("tree", tree, DraftTree),
+        ("sampling", sampling, SamplingParams),
+        ("allowed_tokens", allowed_tokens, AllowedTokens),
+    ):
+        if value is not None and not isinstance(value, kind):
+            raise ValueError(f"certify: {name} is {value!r:.200}; it must be None or a {kind.__name__}")
+    vocab_size, depth, rounds, seed = int(vocab_size), int(depth), int(rounds), int(seed)
     if target is None:
         target = table_model(vocab_size, seed)
     vocab_size = target.vocab_size
@@ -118,9 +134,18 @@ def certify(
     longest = check_size(vocab_size, functions.tree.depth, rounds)
     if sampling is None:
         sampling = SamplingParams(temperature=0.0 if isinstance(rule, Greedy) else 1.0)
+    if isinstance(rule, Greedy) and not sampling.greedy:
+        raise ValueError(f"certify: temperature is {sampling.temperature:g}; rule 'greedy' needs 0")
+    check_settings(target, sampling, 0)
+    if logits_processor is not None:
+        check_processor(logits_processor, target)
+    if allowed_tokens is not None and allowed_tokens.vocab_size > vocab_size:
+        raise ValueError(f"certify: allowed_tokens has {allowed_tokens.vocab_size} columns; ids are below {vocab_size}")
+    if max_tokens is not None and (not isinstance(max_tokens, Sequence) or not max_tokens):
+        raise ValueError(f"certify: max_tokens is {max_tokens!r}; it must be None or a sequence of budgets")
     budgets = (longest,) if max_tokens is None else tuple(max_tokens)
     for budget in budgets:
-        if not 1 <= budget <= longest:
+        if isinstance(budget, bool) or not isinstance(budget, numbers.Integral) or not 1 <= budget <= longest:
             raise ValueError(f"certify: max_tokens is {max_tokens}; each must be from 1 to {longest}")
     if len(budgets) > MAX_BUDGETS:
         raise ValueError(f"certify: max_tokens holds {len(budgets)} budgets; at most {MAX_BUDGETS}")
@@ -166,9 +191,9 @@ def check_size(vocab_size: int, depth: int, rounds: int) -> int:
       6
     """
     longest = rounds * (depth + 1)
-    if vocab_size**longest > MAX_OUTPUTS:
+    if longest * math.log(vocab_size) > math.log(MAX_OUTPUTS):
         raise ValueError(
-            f"certify: vocab_size {vocab_size}, depth {depth} and rounds {rounds} make {vocab_size**longest} outputs; "
+            f"certify: vocab_size {vocab_size}, depth {depth} and rounds {rounds} make {vocab_size}**{longest} outputs; "
             f"at most {MAX_OUTPUTS} can be gone through"
         )
     return longest

@@ -86,7 +86,9 @@ def stream(
 
     The texts of the pieces join to the completion's text. Errors in the arguments are raised by the call itself.
     """
-    if isinstance(params, SamplingParams) and params.n > 1:
+    if params is not None and not isinstance(params, SamplingParams):
+        raise ValueError(f"stream: params is {params!r:.200}; it must be one SamplingParams")
+    if params is not None and params.n > 1:
         raise ValueError(f"stream: n is {params.n}; it must be 1, a stream has one completion")
     batch = Batch.prepare(model, [prompt], params, drafter, rule, allow_lossy, logits_processor, allowed_tokens)
     return _pieces(batch)

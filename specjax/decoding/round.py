@@ -27,8 +27,9 @@ from specjax.models.base import ModelFunctions
 from specjax.sampling.allowed_tokens import START, advance
 from specjax.sampling.params import SamplingArrays
 from specjax.sampling.path import LogitsProcessor, PathDistribution, tree_paths
+from specjax.sampling.transforms import has_nan
 from specjax.tree import ROOT, Draft
-from specjax.verification.base import Rule, Verdict, check_fits
+from specjax.verification.base import Rule, Verdict, check_fits, check_verdict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +156,9 @@ class Round:
         tree = self.drafter.tree
         num_draft = jnp.asarray(tree.nodes_within)[jnp.clip(room, 0, tree.depth)]
         draft, drafter = self.drafter.propose(params.drafter, state.drafter, context, choices, num_draft)
+        draft = draft.checked()
+        if draft.tree != tree:
+            raise ValueError(f"drafter {self.drafter!r:.200} proposed the tree {draft.tree}; it must be its own, {tree}")
         # What the drafter really drew by, were it not what it was chosen for.
         check_fits(self.rule, draft.tree, draft.laws)
         asked = jnp.arange(draft.tree.num_nodes)[None, :] < num_draft[:, None]
@@ -162,6 +166,7 @@ class Round:
 
         log_probs, logits, features, block = self._verify_pass(params.target, state, draft, context.distribution)
         verdict = self.rule(choices, draft, log_probs)
+        check_verdict(self.rule, verdict, draft)
 
         path_nodes = jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=ROOT)
         emitted = _emitted_tokens(draft, verdict)
@@ -230,7 +235,7 @@ class Round:
         counts = jnp.where(state.running, verdict.num_accepted + 1, 0)
         # Every token was drawn from the output of the node before it. The first that came from a NaN ends the row.
         nodes = jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=ROOT)
-        from_nan = _gather(jnp.isnan(jnp.max(log_probs, axis=-1)), nodes) & (place < counts[:, None])
+        from_nan = _gather(has_nan(log_probs), nodes) & (place < counts[:, None])
         broken = jnp.any(from_nan, axis=1)
         counts = jnp.where(broken, jnp.argmax(from_nan, axis=1), counts)
         ends = jnp.any(emitted[:, :, None] == state.stop_token_ids[:, None, :], axis=-1) & (place < counts[:, None])

@@ -5,6 +5,8 @@ C tokens of one ``observe`` call, F feature layers, E model width.
 """
 
 import dataclasses
+import numbers
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import flax.struct
@@ -111,8 +113,17 @@ class BoundDrafter:
     def __post_init__(self):
         needed = ("tree", "law_choices", "with_law", "init", "observe", "propose", "reset")
         missing = [name for name in needed if not hasattr(self.functions, name)]
+        if isinstance(self.functions, type):
+            raise ValueError(
+                f"drafter is the class {self.functions.__name__}; it must be an object, or what its function returns"
+            )
         if missing:
             raise ValueError(f"drafter is {self.functions!r}; a drafter has {', '.join(missing)} (see specjax.drafters.Drafter)")
+        if not isinstance(self.functions.tree, DraftTree):
+            raise ValueError(f"drafter {self.functions!r:.200}: tree is {self.functions.tree!r}; it must be a DraftTree")
+        laws = self.functions.law_choices
+        if not isinstance(laws, Sequence) or not all(isinstance(law, Law) for law in laws):
+            raise ValueError(f"drafter {self.functions!r:.200}: law_choices is {laws!r}; it must be a tuple of specjax.tree.Law")
 
     def check_target(self, target: Model) -> None:
         """Raises ValueError if drafts of this drafter mean something else to ``target``."""
@@ -165,6 +176,6 @@ class NoDrafter:
 
 def check_num_speculative_tokens(value, least: int = 0) -> int:
     """``value`` if it is a draft length from ``least`` to 32."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 32:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= value <= 32:
         raise ValueError(f"num_speculative_tokens is {value!r}; it must be a whole number from {least} to 32")
-    return value
+    return int(value)

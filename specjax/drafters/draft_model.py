@@ -95,7 +95,10 @@ class DraftModel(ModelDrafter):
             going = (drafted == index) & (index < num_draft)
             soft_log_probs = row_log_probs
             if self.stop is not None:
-                going &= ~self.stop(DraftStep(soft_log_probs, tokens, index, newest))
+                stopping = self.stop(DraftStep(soft_log_probs, tokens, index, newest))
+                if getattr(stopping, "shape", None) != going.shape or stopping.dtype != bool:
+                    raise ValueError(f"stop {self.stop!r} returned {stopping!r:.200}; it must be booleans of shape {going.shape}")
+                going &= ~stopping
                 row_log_probs = jnp.where(greedy[:, None], _most_likely(soft_log_probs), soft_log_probs)
             token = self._draw(choices, index, only_where(going, row_log_probs))
             newest = jnp.take_along_axis(soft_log_probs, token[:, None], axis=1)[:, 0]
@@ -153,13 +156,15 @@ def draft_model(
     Raises:
       ValueError: names the argument, its value and what would be right.
     """
+    if not isinstance(model, Model):
+        raise ValueError(f"draft_model: model is {model!r:.200}; it must be a specjax.Model (see specjax.load_model)")
     settings = (model.functions, model.vocab_size, model.max_positions)
     name = f"draft_model({model.name})"
-    if stop is not None and not callable(stop):
+    if stop is not None and (isinstance(stop, type) or not callable(stop)):
         raise ValueError(f"draft_model: stop is {stop!r}; it must be a hook such as specjax.drafters.StopAtEntropy()")
     if tree is None:
         length = DEFAULT_LENGTH if num_speculative_tokens is None else num_speculative_tokens
-        check_num_speculative_tokens(length)
+        length = check_num_speculative_tokens(length)
         return BoundDrafter(DraftModel(*settings, length, stop), model.params, name=name, model=model)
     if num_speculative_tokens is not None:
         raise ValueError(f"draft_model: num_speculative_tokens is {num_speculative_tokens!r} beside a tree; give one of them")

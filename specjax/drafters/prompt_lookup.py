@@ -21,6 +21,9 @@ import jax.numpy as jnp
 from specjax.drafters.base import BoundDrafter, Context, check_num_speculative_tokens
 from specjax.tree import Draft, DraftTree, Law
 
+LONGEST = 64
+"""Longest n-gram that can be looked for: each of its tokens is a pass over the text."""
+
 
 def find_continuation(tokens: jax.Array, length: jax.Array, longest: int, shortest: int) -> tuple[jax.Array, jax.Array]:
     """Where the continuation of the most recent match of a text's last tokens starts.
@@ -130,7 +133,10 @@ def prompt_lookup(num_speculative_tokens: int = 8, *, prompt_lookup_max: int = 3
       >>> prompt_lookup(num_speculative_tokens=4).functions.tree.num_nodes
       4
     """
-    check_num_speculative_tokens(num_speculative_tokens)
+    num_speculative_tokens = check_num_speculative_tokens(num_speculative_tokens)
+    for name, value in (("prompt_lookup_min", prompt_lookup_min), ("prompt_lookup_max", prompt_lookup_max)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LONGEST:
+            raise ValueError(f"prompt_lookup: {name} is {value!r}; it must be a whole number from 1 to {LONGEST}")
     if not 1 <= prompt_lookup_min <= prompt_lookup_max:
         raise ValueError(
             f"prompt_lookup: prompt_lookup_min is {prompt_lookup_min}; it must be from 1 to prompt_lookup_max "

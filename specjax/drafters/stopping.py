@@ -8,6 +8,7 @@ token, then stop" is allowed; "draw, and drop it" cannot be written.
 
 import dataclasses
 import math
+import numbers
 from typing import Protocol
 
 import flax.struct
@@ -60,8 +61,8 @@ class StopAtEntropy:
     scale: float = 0.25
 
     def __post_init__(self):
-        _check(self, "least", 0 <= self.least <= 1, "from 0 to 1")
-        _check(self, "scale", 0 < self.scale < math.inf, "a number above 0")
+        _check(self, "least", lambda least: 0 <= least <= 1, "from 0 to 1")
+        _check(self, "scale", lambda scale: 0 < scale < math.inf, "a number above 0")
 
     def __call__(self, step: DraftStep) -> jax.Array:
         """See :class:`StopHook`."""
@@ -81,7 +82,7 @@ class StopAtConfidence:
     least: float = 0.4
 
     def __post_init__(self):
-        _check(self, "least", 0 <= self.least <= 1, "from 0 to 1")
+        _check(self, "least", lambda least: 0 <= least <= 1, "from 0 to 1")
 
     def __call__(self, step: DraftStep) -> jax.Array:
         """See :class:`StopHook`."""
@@ -99,7 +100,7 @@ class StopAfterUnlikely:
     least: float = 0.4
 
     def __post_init__(self):
-        _check(self, "least", 0 <= self.least <= 1, "from 0 to 1")
+        _check(self, "least", lambda least: 0 <= least <= 1, "from 0 to 1")
 
     def __call__(self, step: DraftStep) -> jax.Array:
         """See :class:`StopHook`."""
@@ -108,5 +109,5 @@ class StopAfterUnlikely:
 
 def _check(hook, name, right, wanted):
     value = getattr(hook, name)
-    if not right:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not right(value):
         raise ValueError(f"{type(hook).__name__}: {name} is {value!r}; it must be {wanted}")

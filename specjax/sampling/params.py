@@ -18,6 +18,9 @@ MAX_PENALTY = 2.0
 BIASES_STEP = 8
 """The number of biased ids per row is rounded up to a multiple of this, so that it is no reason to compile again."""
 
+SMALLEST = float(np.finfo(np.float32).tiny)
+"""Smallest number that float32 products do not flush to 0."""
+
 NO_ID = -1
 """Fills places of id arrays where no id is."""
 
@@ -102,13 +105,13 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self):
-        self._real("temperature", lambda t: 0 <= t < math.inf, "a number of at least 0")
+        self._real("temperature", lambda t: 0 <= _float32(t) < math.inf, "a number of at least 0")
         self._whole("top_k", 0, 2**31 - 1, "a whole number of at least 0 (0 keeps all tokens)")
         self._real("top_p", lambda p: 0 < p <= 1, "in (0, 1]")
         self._real("min_p", lambda p: 0 <= p <= 1, "in [0, 1]")
         self._whole("max_tokens", 1, 2**31 - 1, "a whole number of at least 1")
         # Compared as float32, which they are used in: what underflows to 0 there would divide by 0.
-        self._real("repetition_penalty", lambda r: 0 < _float32(r) < math.inf, "a number above 0 (1 changes nothing)")
+        self._real("repetition_penalty", lambda r: SMALLEST <= _float32(r) < math.inf, "a number above 0 (1 changes nothing)")
         for name in ("presence_penalty", "frequency_penalty"):
             self._real(name, lambda f: -MAX_PENALTY <= f <= MAX_PENALTY, f"in [-{MAX_PENALTY:g}, {MAX_PENALTY:g}]")
         self._whole("min_tokens", 0, self.max_tokens, f"a whole number from 0 to max_tokens ({self.max_tokens})")
@@ -125,7 +128,7 @@ class SamplingParams:
         if not isinstance(stop, Sequence) or not all(isinstance(text, str) and text for text in stop):
             self._refuse("stop", "None, a string or a sequence of strings, none of them empty")
         object.__setattr__(self, "stop", tuple(stop))
-        if not isinstance(self.stop_token_ids, Iterable) or isinstance(self.stop_token_ids, str):
+        if not isinstance(self.stop_token_ids, Iterable) or isinstance(self.stop_token_ids, str | bytes | Mapping):
             self._refuse("stop_token_ids", "a sequence of token ids")
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token in self.stop_token_ids:
@@ -157,7 +160,7 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             if isinstance(token, bool) or not isinstance(token, numbers.Integral) or not 0 <= token < 2**31:
                 self._refuse("logit_bias", f"{right}; {token!r} is no token id")
-            if isinstance(bias, bool) or not isinstance(bias, numbers.Real) or not (_float32(bias) < math.inf):
+            if isinstance(bias, bool) or not isinstance(bias, numbers.Real) or not _fits(bias):
                 self._refuse("logit_bias", f"{right}; that of {token} is {bias!r}")
         object.__setattr__(self, "logit_bias", {int(token): float(bias) for token, bias in self.logit_bias.items()})
 
@@ -168,8 +171,16 @@ class SamplingParams:
 
 
 def _float32(value) -> float:
-    with np.errstate(over="ignore"):
-        return float(np.float32(value))
+    try:
+        with np.errstate(over="ignore"):
+            return float(np.float32(float(value)))
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _fits(bias) -> bool:
+    """Whether a bias is finite in float32, or minus infinity and meant."""
+    return math.isfinite(_float32(bias)) or (isinstance(bias, float | np.floating) and bias == -math.inf)
 
 
 @flax.struct.dataclass

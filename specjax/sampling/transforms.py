@@ -41,6 +41,18 @@ def _largest_threshold(values: jax.Array, enough) -> jax.Array:
     return bits >= threshold
 
 
+def has_nan(values: jax.Array) -> jax.Array:
+    """[...] whether a row of ``values`` [..., V] holds a NaN.
+
+    Its maximum does not tell: XLA's CPU backend loses NaN in the maximum of a long row.
+
+    Example:
+      >>> has_nan(jnp.array([[1.0, jnp.nan], [1.0, 2.0]])).tolist()
+      [True, False]
+    """
+    return jnp.any(jnp.isnan(values), axis=-1)
+
+
 def keep_top_k(log_probs: jax.Array, top_k: jax.Array) -> jax.Array:
     """Mask [..., V] of the ``top_k`` [..., 1] largest entries; ties at the threshold are all kept; 0 keeps all.
 
@@ -127,7 +139,8 @@ def to_log_probs(logits: jax.Array, sampling: SamplingArrays, vocab_size: int) -
         best = jnp.argmax(logits, axis=-1, keepdims=True)
         hot = jnp.where(ids == best, jnp.asarray(0, dtype), negative_infinity)
         # A NaN, or nothing that is allowed, must stay visible: argmax would turn it into a plausible token.
-        broken = ~(jnp.max(logits, axis=-1, keepdims=True) > negative_infinity)
+        nothing = ~jnp.any(logits > negative_infinity, axis=-1, keepdims=True)
+        broken = has_nan(logits)[..., None] | nothing
         return jnp.where(broken, jnp.asarray(jnp.nan, dtype), hot)
 
     return jax.lax.cond(jnp.all(greedy), one_hot, sampled, logits)

@@ -85,6 +85,29 @@ def why_not(rule: Rule, shape: str, law: Law | None) -> str | None:
     return words if reason is None else f"{words}: {reason}"
 
 
+def check_rule(rule) -> None:
+    """Raises ValueError unless ``rule`` is an object with all that a :class:`Rule` has."""
+    needed = ("name", "lossless", "seed_stable", "laws", "shapes", "__call__")
+    missing = [name for name in needed if not hasattr(rule, name)]
+    if isinstance(rule, type) or missing:
+        kind = "a class" if isinstance(rule, type) else f"without {', '.join(missing)}"
+        raise ValueError(f"rule is {rule!r}, {kind}; it must be a name or an object (see specjax.verification.Rule)")
+    try:
+        hash(rule)
+    except TypeError as error:
+        raise ValueError(f"rule is {rule!r}; it must be hashable, a static part of what is compiled: {error}") from error
+
+
+def check_verdict(rule: Rule, verdict, draft: Draft) -> None:
+    """Raises ValueError where what ``rule`` returned is not a verdict on ``draft``."""
+    batch = draft.tokens.shape[0]
+    wanted = {"path": (batch, draft.tree.depth), "num_accepted": (batch,), "next_token": (batch,)}
+    for name, shape in wanted.items():
+        value = getattr(verdict, name, None)
+        if getattr(value, "shape", None) != shape or not jnp.issubdtype(value.dtype, jnp.integer):
+            raise ValueError(f"rule {rule.name!r} returned {verdict!r:.300}; its {name} must be integers of shape {shape}")
+
+
 def check_inputs(draft: Draft, target_log_probs: jax.Array) -> None:
     """Static shape checks that every rule starts with."""
     batch, num_nodes = draft.tokens.shape

@@ -55,8 +55,9 @@ def without_broken_proposals(draft: Draft) -> Draft:
     """
     if draft.parent_log_probs is None:
         return draft
-    # NaN and +inf pass through the maximum; a row without any possible token has -inf.
-    broken = ~jnp.isfinite(jnp.max(draft.parent_log_probs, axis=-1))
+    # A NaN is not below infinity either; a row without any possible token is no distribution.
+    log_q = draft.parent_log_probs
+    broken = ~(jnp.all(log_q < jnp.inf, axis=-1) & jnp.any(log_q > -jnp.inf, axis=-1))
     drawn = np.array([law is not Law.DETERMINISTIC for law in draft.laws])
     of_node = jnp.take(broken, draft.tree.inner_index[list(draft.tree.parents[1:])], axis=1)
     return draft.replace(valid=draft.valid & ~(of_node & drawn[None, :])).checked()

@@ -1,7 +1,7 @@
 """Rules by name, and the choice of ``rule="auto"``."""
 
 from specjax.tree import DraftTree, Law
-from specjax.verification.base import Rule, check_fits
+from specjax.verification.base import Rule, check_fits, check_rule
 from specjax.verification.kseq import KSeq
 from specjax.verification.match_walk import Greedy, Gumbel, Match, Membership
 from specjax.verification.rejection import MultiRound, Token, WithoutReplacement
@@ -54,9 +54,9 @@ def choose_rule(rule, tree: DraftTree, law_choices: tuple[Law, ...], greedy: boo
         if rule not in RULES:
             raise ValueError(f"rule is {rule!r}; it must be 'auto' or one of {sorted(RULES)}")
         rule = RULES[rule]
-    missing = [name for name in ("name", "lossless", "laws", "shapes", "__call__") if not hasattr(rule, name)]
-    if missing:
-        raise ValueError(f"rule is {rule!r}; it must be a name, or have {', '.join(missing)} (see specjax.verification.Rule)")
+    check_rule(rule)
+    if not isinstance(allow_lossy, bool):
+        raise ValueError(f"allow_lossy is {allow_lossy!r}; it must be True or False")
     if not rule.lossless and not allow_lossy:
         raise ValueError(f"rule {rule.name!r} changes the target's distribution; it needs allow_lossy=True")
     if isinstance(rule, Greedy) and not greedy:

@@ -7,6 +7,7 @@ come out as greedy.
 
 import dataclasses
 import math
+import numbers
 from typing import ClassVar
 
 import jax
@@ -41,7 +42,7 @@ class Typical:
     def __post_init__(self):
         for name in ("epsilon", "delta"):
             value = getattr(self, name)
-            if not 0 < value <= 1:
+            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value <= 1:
                 raise ValueError(f"Typical: {name} is {value!r}; it must be in (0, 1]")
 
     def __call__(self, choices: Choices, draft: Draft, target_log_probs: jax.Array) -> Verdict:

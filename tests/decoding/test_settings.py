@@ -193,3 +193,11 @@ def test_wrong_arguments_are_told_before_any_model_runs(message, arguments, monk
     arguments = {"params": ROWS, **arguments}
     with pytest.raises(ValueError, match=message):
         specjax.generate(TARGET, PROMPTS, **arguments)
+
+
+def test_rows_that_may_emit_nothing_say_so_in_a_batch_of_any_size():
+    """Half of 16 rows forbid every id: not one of theirs comes out, with drafts or without."""
+    nothing = SamplingParams(max_tokens=4, seed=1, logit_bias=dict.fromkeys(range(tiny.VOCAB), -math.inf))
+    rows = [nothing, SamplingParams(max_tokens=4, seed=2, temperature=0.0)] * 8
+    completions = specjax.generate(TARGET, [[1, 2, 1, 2]] * 16, rows, prompt_lookup(4, prompt_lookup_min=1), rule="gumbel")
+    assert [(c.finish_reason, len(c.token_ids)) for c in completions] == [("nan", 0), ("length", 4)] * 8

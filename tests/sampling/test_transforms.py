@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from specjax.choices import KeyedChoices, Stream
 from specjax.sampling import SamplingArrays, SamplingParams, keep_top_k, keep_top_p, to_log_probs
+from specjax.sampling.transforms import has_nan
 from specjax.tree import Draft, DraftTree, Law
 from specjax.verification import Match, Token
 
@@ -233,3 +234,18 @@ def test_float64_stays_float64():
         log_probs = to_log_probs(jnp.log(jnp.array([[[0.5, 0.45, 0.05]]], jnp.float64)), arrays, 3)
     assert log_probs.dtype == jnp.float64
     np.testing.assert_allclose(np.exp(log_probs), [[[10 / 19, 9 / 19, 0]]], rtol=1e-15)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 49152), (1, 9, 49152), (16, 5, 52)])
+def test_a_nan_is_seen_in_rows_of_any_length(shape):
+    """The maximum of such rows does not show it on CPUs."""
+    values = np.zeros(shape, np.float32)
+    values[-1, -1, shape[-1] // 2] = np.nan
+    expected = np.zeros(shape[:2], bool)
+    expected[-1, -1] = True
+    np.testing.assert_array_equal(jax.jit(has_nan)(values), expected)
+    np.testing.assert_array_equal(jax.jit(has_nan)(np.full(shape, np.nan, np.float32)), np.ones(shape[:2], bool))
+    for temperature in (0.0, 0.7):
+        rows = SamplingArrays.stack([SamplingParams(temperature=temperature)] * shape[0], [0] * shape[0])
+        log_probs = jax.jit(lambda x, rows=rows: to_log_probs(x, rows, shape[-1]))(values)
+        np.testing.assert_array_equal(has_nan(log_probs), expected)
