@@ -43,6 +43,7 @@ def context_of(tokens, lengths, vocab_size):
         tokens=tokens,
         lengths=lengths,
         sampling=None,
+        distribution=None,
         target_params=None,
         target_cache=None,
         vocab_size=vocab_size,
