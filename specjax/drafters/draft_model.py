@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from specjax.choices import Stream, coupled_draw
 from specjax.drafters.base import BoundDrafter, Context, check_num_speculative_tokens
 from specjax.drafters.draft_tree import DraftTreeModel
-from specjax.drafters.draw import only_where
+from specjax.drafters.draw import most_likely, only_where
 from specjax.drafters.model_drafter import ModelDrafter
 from specjax.drafters.stopping import DraftStep, StopHook
 from specjax.models.loaded import Model
@@ -85,9 +85,7 @@ class DraftModel(ModelDrafter):
         cache, hidden = self.feed_up_to_root(params, cache, context, num_draft > 0)
         greedy = context.sampling.temperature <= 0
         if self.stop is not None:
-            # A one-hot q says nothing about how sure the model is.
-            softened = context.sampling.replace(temperature=jnp.where(greedy, 1, context.sampling.temperature))
-            context = context.replace(distribution=context.distribution.replace(sampling=softened))
+            context = self.softened(context)
 
         def draw(index, hidden, tokens, log_probs, drafted, newest):
             row_log_probs = self.log_probs(params, hidden, context, tokens[:, None], jnp.reshape(index, (1,)))[:, 0]
@@ -99,7 +97,7 @@ class DraftModel(ModelDrafter):
                 if getattr(stopping, "shape", None) != going.shape or stopping.dtype != bool:
                     raise ValueError(f"stop {self.stop!r} returned {stopping!r:.200}; it must be booleans of shape {going.shape}")
                 going &= ~stopping
-                row_log_probs = jnp.where(greedy[:, None], _most_likely(soft_log_probs), soft_log_probs)
+                row_log_probs = jnp.where(greedy[:, None], most_likely(soft_log_probs), soft_log_probs)
             token = self._draw(choices, index, only_where(going, row_log_probs))
             newest = jnp.take_along_axis(soft_log_probs, token[:, None], axis=1)[:, 0]
             return tokens.at[:, index].set(token), log_probs.at[:, index].set(row_log_probs), drafted + going, newest
@@ -127,12 +125,6 @@ class DraftModel(ModelDrafter):
         if self.law is Law.DETERMINISTIC:
             return jnp.argmax(log_probs, axis=-1).astype(jnp.int32)
         return choices.categorical(Stream.DRAFT, ROOT + 1 + index, log_probs)
-
-
-def _most_likely(log_probs):
-    """[B, V] log-probabilities that put everything on the most likely token."""
-    best = jnp.argmax(log_probs, axis=-1, keepdims=True)
-    return jnp.where(jnp.arange(log_probs.shape[-1])[None, :] == best, 0, -jnp.inf).astype(log_probs.dtype)
 
 
 def draft_model(

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.drafters.base import Context
-from specjax.drafters.draw import draw_children, only_where
+from specjax.drafters.draw import draw_children, most_likely, only_where
 from specjax.drafters.model_drafter import ModelDrafter
 from specjax.sampling.path import tree_paths
 from specjax.tree import ROOT, Draft, DraftTree, Law
@@ -79,6 +79,7 @@ class DraftTreeModel(ModelDrafter):
     def _draft(self, params, context, choices, asked, tokens, valid, log_probs, cache):
         tree, batch = self.tree, asked.shape[0]
         cache, root_hidden = self.feed_up_to_root(params, cache, context, jnp.any(asked, axis=1))
+        greedy, soft_context = context.sampling.temperature <= 0, self.softened(context)
         by_depth = sorted(tree.inner_nodes, key=lambda node: tree.depths[node])
         for _, inner in itertools.groupby(by_depth, lambda node: tree.depths[node]):
             inner = list(inner)
@@ -94,8 +95,9 @@ class DraftTreeModel(ModelDrafter):
                 hidden = root_hidden if inner == [ROOT] else self._outputs(params, context, cache, tokens, inner)
                 path_tokens, path_lengths = tree_paths(tree, tokens)
                 places = np.array(inner)
-                level_log_probs = self.log_probs(params, hidden, context, path_tokens[:, places], path_lengths[places])
-                return *self._children(choices, inner, asked, valid, level_log_probs), level_log_probs
+                ranking = self.log_probs(params, hidden, soft_context, path_tokens[:, places], path_lengths[places])
+                level_log_probs = jnp.where(greedy[:, None, None], most_likely(ranking), ranking)
+                return *self._children(choices, inner, asked, valid, level_log_probs, ranking), level_log_probs
 
             # No pass for a level that no budget reaches.
             needed = jnp.any(asked[:, children - 1])
@@ -105,7 +107,7 @@ class DraftTreeModel(ModelDrafter):
             log_probs = log_probs.at[:, tree.inner_index[inner]].set(level_log_probs)
         return tokens, valid, log_probs, cache
 
-    def _children(self, choices, inner, asked, valid, log_probs):
+    def _children(self, choices, inner, asked, valid, log_probs, ranking):
         """Tokens [B, children] of the children of the nodes ``inner``, all of one depth, and which are drafted [B, children].
 
         Args:
@@ -114,6 +116,7 @@ class DraftTreeModel(ModelDrafter):
           asked: [B, N], what is to be drafted.
           valid: [B, N], what was drafted at smaller depths.
           log_probs: [B, inner, V], log q at the nodes.
+          ranking: [B, inner, V], the same before it was made one-hot for greedy rows.
         """
         tree = self.tree
         noise = None
@@ -124,16 +127,18 @@ class DraftTreeModel(ModelDrafter):
             nodes = tree.children[node]
             drawing = asked[:, nodes[0] - 1] & (valid[:, node - 1] if node > ROOT else True)
             laws = [self.laws[child - 1] for child in nodes]
-            tokens, possible = draw_children(choices, laws, nodes, only_where(drawing, log_probs[:, place]), noise)
+            row_log_probs = only_where(drawing, log_probs[:, place])
+            tokens, possible = draw_children(choices, laws, nodes, row_log_probs, ranking[:, place], noise)
             drawn.append(tokens)
             drafted.append(possible & drawing[:, None])
         return jnp.concatenate(drawn, axis=1), jnp.concatenate(drafted, axis=1)
 
     def _noise(self, choices, depth, log_probs):
-        """[B, V] shared noise of children of nodes at ``depth``; zeros where ``log_probs`` [B, nodes, V] are all certain."""
+        """[B, V] shared noise of children of nodes at ``depth``; 0 in rows whose ``log_probs`` [B, nodes, V] are all certain."""
         shape, dtype = (log_probs.shape[0], log_probs.shape[-1]), log_probs.dtype
-        certain = jnp.all(jnp.max(log_probs, axis=-1) == 0)
-        return jax.lax.cond(certain, lambda: jnp.zeros(shape, dtype), lambda: choices.gumbel(depth, shape[1], dtype))
+        certain = jnp.all(jnp.max(log_probs, axis=-1) == 0, axis=-1)
+        noise = jax.lax.cond(jnp.all(certain), lambda: jnp.zeros(shape, dtype), lambda: choices.gumbel(depth, shape[1], dtype))
+        return jnp.where(certain[:, None], 0, noise)
 
     def _outputs(self, params, context, cache, tokens, inner):
         """Hidden states [B, len(inner), E] at the nodes ``inner``, which go through the model with their ancestors."""

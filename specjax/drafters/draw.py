@@ -13,47 +13,54 @@ from specjax.tree import Law
 
 
 def draw_children(
-    choices: Choices, laws: Sequence[Law], nodes: Sequence[int], log_probs: jax.Array, noise: jax.Array | None
+    choices: Choices,
+    laws: Sequence[Law],
+    nodes: Sequence[int],
+    log_probs: jax.Array,
+    ranking: jax.Array,
+    noise: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Draws the children of one node, in order.
 
-    ``independent``: from q. ``without_replacement``: from q less the earlier siblings. ``deterministic``: the most likely that no
-    earlier sibling is. ``coupled``: the same with the noise of the position added.
+    ``independent``: from q. ``without_replacement``: from q less the earlier siblings. ``deterministic``: the first of the
+    ranking that no earlier sibling is. ``coupled``: the same with the noise of the position added.
 
     Args:
       choices: where randomness comes from.
       laws: of each child.
       nodes: number of each child.
       log_probs: [B, V], log q at the parent.
+      ranking: [B, V], what laws that draw nothing order the tokens by: log q, or where q is one-hot what it was made of.
       noise: [B, V], shared Gumbel noise of the position; None where no law is coupled.
 
     Returns:
-      tokens [B, children] int32, and possible [B, children]: false where q has no token left to draw.
+      tokens [B, children] int32, and possible [B, children]: false where no token is left to draw.
 
     Example:
       >>> laws, q = (Law.DETERMINISTIC,) * 3, jnp.log(jnp.array([[0.2, 0.8, 0.0]]))
-      >>> tokens, possible = draw_children(None, laws, (1, 2, 3), q, None)
+      >>> tokens, possible = draw_children(None, laws, (1, 2, 3), q, q, None)
       >>> tokens.tolist()[0][:2], possible.tolist()
       ([1, 0], [[True, True, False]])
     """
     drawn, possible = [], []
     # Of the tokens that earlier siblings left.
-    left = log_probs
+    left, left_in_ranking = log_probs, ranking
     ids = jnp.arange(log_probs.shape[-1])[None, :]
     for law, node in zip(laws, nodes, strict=True):
-        available = jnp.max(left, axis=-1) > -jnp.inf
         if law is Law.INDEPENDENT:
             token = choices.categorical(Stream.DRAFT, node, log_probs)
-            available = jnp.ones_like(available)
+            available = jnp.ones(token.shape, bool)
         elif law is Law.WITHOUT_REPLACEMENT:
             token = choices.categorical(Stream.DRAFT, node, _normalised(left))
-        elif law is Law.DETERMINISTIC:
-            token = jnp.argmax(left, axis=-1).astype(jnp.int32)
+            available = jnp.any(left > -jnp.inf, axis=-1)
         else:
-            token = jnp.argmax(left + noise, axis=-1).astype(jnp.int32)
+            scores = left_in_ranking if law is Law.DETERMINISTIC else left_in_ranking + noise
+            token = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+            available = jnp.any(left_in_ranking > -jnp.inf, axis=-1)
         drawn.append(token)
         possible.append(available)
-        left = jnp.where(ids == token[:, None], -jnp.inf, left)
+        taken = ids == token[:, None]
+        left, left_in_ranking = (jnp.where(taken, -jnp.inf, scores) for scores in (left, left_in_ranking))
     return jnp.stack(drawn, axis=1), jnp.stack(possible, axis=1)
 
 
@@ -61,6 +68,13 @@ def only_where(rows: jax.Array, log_probs: jax.Array) -> jax.Array:
     """``log_probs`` [B, V] of the ``rows`` [B] that draw; the others get a certain token, which takes no noise."""
     certain = jnp.where(jnp.arange(log_probs.shape[-1]) == 0, 0, -jnp.inf).astype(log_probs.dtype)
     return jnp.where(rows[:, None], log_probs, certain[None])
+
+
+def most_likely(log_probs: jax.Array) -> jax.Array:
+    """[..., V] log-probabilities that put everything on the most likely token."""
+    best = jnp.argmax(log_probs, axis=-1, keepdims=True)
+    ids = jnp.expand_dims(jnp.arange(log_probs.shape[-1]), tuple(range(log_probs.ndim - 1)))
+    return jnp.where(ids == best, 0, -jnp.inf).astype(log_probs.dtype)
 
 
 def _normalised(log_probs: jax.Array) -> jax.Array:

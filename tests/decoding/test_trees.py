@@ -145,7 +145,7 @@ def test_invariant_8_exact_budgets(plain, tree):
         if most <= 2:
             # Two tokens: one level, 2 nodes of which are first in one numbering and 1 in the other; top_k leaves both.
             drafted = {LEVELS: 2, BRANCHES: 1}[tree] if most == 2 else 0
-            assert [c.stats.num_draft_tokens for c in completions] == [drafted, min(drafted, 1), drafted]
+            assert [c.stats.num_draft_tokens for c in completions] == [drafted] * 3
 
 
 def test_invariant_8_an_end_token_on_a_branch(plain):

@@ -121,15 +121,21 @@ def test_children_are_drawn_by_their_laws(laws):
     for place, parent in enumerate(DEEP.inner_nodes):
         q = jnp.asarray(draft.parent_log_probs[:, place])
         # One noise row for each position, the same at all nodes of a depth.
-        noisy = q + choices.gumbel(DEEP.depths[parent], tiny.WIDTH, jnp.float32)
+        # The one-hot q of the greedy row says nothing about what comes second: the logits do, without noise.
+        state = tiny.states([*HISTORIES[2], *path_tokens(draft, 2, parent)])[-1]
+        logits = jnp.where(jnp.arange(tiny.WIDTH) < tiny.VOCAB, TABLE[state], -jnp.inf)
+        ranking = q.at[2].set(logits)
+        noisy = ranking + choices.gumbel(DEEP.depths[parent], tiny.WIDTH, jnp.float32).at[2].set(0)
         taken = np.zeros(q.shape, bool)
         for node in DEEP.children[parent]:
             left = jnp.where(taken, -jnp.inf, q)
-            exhausted = np.asarray(jnp.max(left, axis=-1) == -jnp.inf)
+            ranked = jnp.where(taken, -jnp.inf, ranking)
+            scores = left if laws[node - 1] is W else ranked
+            exhausted = np.asarray(jnp.max(scores, axis=-1) == -jnp.inf)
             drawn = {
                 I: lambda node=node, q=q: choices.categorical(Stream.DRAFT, node, q),
                 W: lambda node=node, left=left: choices.categorical(Stream.DRAFT, node, jax.nn.log_softmax(left, axis=-1)),
-                D: lambda left=left: jnp.argmax(left, axis=-1),
+                D: lambda ranked=ranked: jnp.argmax(ranked, axis=-1),
                 C: lambda taken=taken, noisy=noisy: jnp.argmax(jnp.where(taken, -jnp.inf, noisy), axis=-1),
             }[laws[node - 1]]()
             available = ~exhausted | (laws[node - 1] is I)
@@ -149,9 +155,9 @@ def test_siblings_that_are_drawn_without_replacement_differ():
             for parent in parents:
                 drafted = [int(draft.tokens[row, child - 1]) for child in DEEP.children[parent] if draft.valid[row, child - 1]]
                 assert len(drafted) == len(set(drafted))
-        # One token for a greedy row: later siblings are not drafted, nor what is below them.
-        assert draft.valid[2].tolist() == [True] * 3 + [False] * 6
         assert draft.valid[[0, 3, 4]].all()
+    # One token for a greedy row: later siblings are not drafted, nor what is below them.
+    assert whole.valid[2].tolist() == [True] * 3 + [False] * 6
     # Two tokens for three children.
     assert whole.valid[1].tolist() == [True] * 8 + [False]
 

@@ -120,7 +120,9 @@ def test_wrong_settings_are_told():
     for value in (-1, 33, 2.0, True):
         with pytest.raises(ValueError, match=rf"num_speculative_tokens is {value!r}; it must be a whole number from 0 to 32"):
             prompt_lookup(value)
-    for least, most in ((0, 3), (4, 3)):
+    with pytest.raises(ValueError, match="prompt_lookup_min is 0; it must be a whole number from 1 to 64"):
+        prompt_lookup(4, prompt_lookup_max=3, prompt_lookup_min=0)
+    for least, most in ((4, 3), (2, 1)):
         with pytest.raises(ValueError, match=rf"prompt_lookup_min is {least}; it must be from 1 to prompt_lookup_max \({most}\)"):
             prompt_lookup(4, prompt_lookup_max=most, prompt_lookup_min=least)
     with pytest.raises(ValueError, match="law is 'coupled'"):
