@@ -70,7 +70,7 @@ def test_wrong_parents(parents, message):
 
 
 def test_a_negative_chain():
-    with pytest.raises(ValueError, match="length is -1; it must be at least 0"):
+    with pytest.raises(ValueError, match="length is -1; it must be a whole number of at least 0"):
         DraftTree.chain(-1)
 
 
