@@ -128,7 +128,7 @@ class DraftTreeModel(ModelDrafter):
             drawing = asked[:, nodes[0] - 1] & (valid[:, node - 1] if node > ROOT else True)
             laws = [self.laws[child - 1] for child in nodes]
             row_log_probs = only_where(drawing, log_probs[:, place])
-            tokens, possible = draw_children(choices, laws, nodes, row_log_probs, ranking[:, place], noise)
+            tokens, possible = draw_children(choices, laws, nodes, row_log_probs, noise, ranking[:, place])
             drawn.append(tokens)
             drafted.append(possible & drawing[:, None])
         return jnp.concatenate(drawn, axis=1), jnp.concatenate(drafted, axis=1)

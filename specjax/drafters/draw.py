@@ -17,8 +17,8 @@ def draw_children(
     laws: Sequence[Law],
     nodes: Sequence[int],
     log_probs: jax.Array,
-    ranking: jax.Array,
     noise: jax.Array | None,
+    ranking: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Draws the children of one node, in order.
 
@@ -30,21 +30,21 @@ def draw_children(
       laws: of each child.
       nodes: number of each child.
       log_probs: [B, V], log q at the parent.
-      ranking: [B, V], what laws that draw nothing order the tokens by: log q, or where q is one-hot what it was made of.
       noise: [B, V], shared Gumbel noise of the position; None where no law is coupled.
+      ranking: [B, V], what laws that draw nothing order the tokens by; None is log q. Where q is one-hot, what it was made of.
 
     Returns:
       tokens [B, children] int32, and possible [B, children]: false where no token is left to draw.
 
     Example:
       >>> laws, q = (Law.DETERMINISTIC,) * 3, jnp.log(jnp.array([[0.2, 0.8, 0.0]]))
-      >>> tokens, possible = draw_children(None, laws, (1, 2, 3), q, q, None)
+      >>> tokens, possible = draw_children(None, laws, (1, 2, 3), q, None)
       >>> tokens.tolist()[0][:2], possible.tolist()
       ([1, 0], [[True, True, False]])
     """
     drawn, possible = [], []
     # Of the tokens that earlier siblings left.
-    left, left_in_ranking = log_probs, ranking
+    left, left_in_ranking = log_probs, log_probs if ranking is None else ranking
     ids = jnp.arange(log_probs.shape[-1])[None, :]
     for law, node in zip(laws, nodes, strict=True):
         if law is Law.INDEPENDENT:
