@@ -23,7 +23,7 @@ import numpy as np
 from specjax.certificates.comparison import Certificate, compare
 from specjax.certificates.enumerator import CHUNK, Branches, EnumeratingChoices, branch_out, production_key
 from specjax.certificates.tiny import table_model
-from specjax.decoding.prompts import check_processor, check_settings
+from specjax.decoding.prompts import check_allowed_tokens, check_processor, check_settings
 from specjax.decoding.round import Round
 from specjax.decoding.state import NO_TOKEN, Finish, Parameters
 from specjax.drafters.base import BoundDrafter, NoDrafter, bind
@@ -121,7 +121,6 @@ def certify(
         ("target", target, Model),
         ("tree", tree, DraftTree),
         ("sampling", sampling, SamplingParams),
-        ("allowed_tokens", allowed_tokens, AllowedTokens),
     ):
         if value is not None and not isinstance(value, kind):
             raise ValueError(f"certify: {name} is {value!r:.200}; it must be None or a {kind.__name__}")
@@ -139,8 +138,7 @@ def certify(
     check_settings(target, sampling, 0)
     if logits_processor is not None:
         check_processor(logits_processor, target)
-    if allowed_tokens is not None and allowed_tokens.vocab_size > vocab_size:
-        raise ValueError(f"certify: allowed_tokens has {allowed_tokens.vocab_size} columns; ids are below {vocab_size}")
+    check_allowed_tokens(allowed_tokens, target)
     if max_tokens is not None and (not isinstance(max_tokens, Sequence) or not max_tokens):
         raise ValueError(f"certify: max_tokens is {max_tokens!r}; it must be None or a sequence of budgets")
     budgets = (longest,) if max_tokens is None else tuple(max_tokens)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.completions import Completion, Piece, Row, logprobs_size
-from specjax.decoding.prompts import check_processor, check_settings, logits_dtype, prompt_ids
+from specjax.decoding.prompts import check_allowed_tokens, check_processor, check_settings, logits_dtype, prompt_ids
 from specjax.decoding.round import Round, prefill, run_rounds
 from specjax.decoding.state import NO_TOKEN, Counters, DecodingState, Parameters
 from specjax.drafters.base import BoundDrafter, bind
@@ -156,12 +156,7 @@ class Batch:
             check_settings(model, settings, index)
         if logits_processor is not None:
             check_processor(logits_processor, model)
-        if allowed_tokens is not None and not isinstance(allowed_tokens, AllowedTokens):
-            raise ValueError(f"allowed_tokens is {type(allowed_tokens).__name__}; it must be a specjax.AllowedTokens")
-        if allowed_tokens is not None and allowed_tokens.vocab_size > model.vocab_size:
-            raise ValueError(
-                f"allowed_tokens has {allowed_tokens.vocab_size} columns; ids of this model are below {model.vocab_size}"
-            )
+        check_allowed_tokens(allowed_tokens, model)
         next_state = None if allowed_tokens is None else allowed_tokens.next_state
         bound: BoundDrafter = bind(drafter)
         bound.check_target(model)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.models.loaded import Model
+from specjax.sampling.allowed_tokens import AllowedTokens
 from specjax.sampling.params import SamplingParams
 
 
@@ -42,6 +43,18 @@ def check_settings(model: Model, settings: SamplingParams, index: int) -> None:
         raise ValueError(
             f"params[{index}]: stop is {settings.stop!r}, but model {model.name!r} has no tokenizer and so no text; "
             "it must be None (stop_token_ids needs no text)"
+        )
+
+
+def check_allowed_tokens(allowed_tokens, model: Model) -> None:
+    """Raises ValueError unless ``allowed_tokens`` is None or a grammar over this model's ids."""
+    if allowed_tokens is None:
+        return
+    if not isinstance(allowed_tokens, AllowedTokens):
+        raise ValueError(f"allowed_tokens is {type(allowed_tokens).__name__}; it must be a specjax.AllowedTokens")
+    if allowed_tokens.vocab_size > model.vocab_size:
+        raise ValueError(
+            f"allowed_tokens has {allowed_tokens.vocab_size} columns; ids of this model are below {model.vocab_size}"
         )
 
 
