@@ -9,7 +9,6 @@ pass included, compilation and loading apart.
 """
 
 import argparse
-import datetime
 import json
 import statistics
 import subprocess
@@ -57,6 +56,8 @@ def main():
         [arguments.other, "-c", WORKER, arguments.model], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
 
+    from record import record
+
     import specjax
 
     params = specjax.SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
@@ -88,8 +89,6 @@ def main():
     median = {case: statistics.median(values) for case, values in speeds.items()}
     best = {name: max(median[name, dtype] for dtype in models) for name in ("specjax", "transformers")}
     result = {
-        "command": "scripts/compare_transformers.py",
-        "date": datetime.date.today().isoformat(),
         "prompt": PROMPT,
         "tokens": TOKENS,
         "repeats": arguments.repeats,
@@ -100,11 +99,7 @@ def main():
         "fastest_over_fastest": round(best["specjax"] / best["transformers"], 3),
         "same_tokens_float32": tokens["specjax", "float32"] == tokens["transformers", "float32"],
     }
-    print(json.dumps(result, indent=1))
-    if arguments.output:
-        with open(arguments.output, "w") as file:
-            json.dump(result, file, indent=1)
-            file.write("\n")
+    record("scripts/compare_transformers.py", result, arguments.output)
 
 
 if __name__ == "__main__":

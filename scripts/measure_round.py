@@ -10,15 +10,13 @@ verdict (temperature 0.7, top-p 0.9, min-p 0.05, gumbel rule) over that of a rou
 
 import argparse
 import dataclasses
-import datetime
 import functools
-import json
-import platform
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from record import record
 
 import specjax
 from specjax.choices import KeyedChoices
@@ -141,12 +139,7 @@ def main():
         for s in (1, 8)
     }
     result = {
-        "command": "scripts/measure_round.py",
-        "date": datetime.date.today().isoformat(),
         "environment": {
-            "jax": jax.__version__,
-            "python": platform.python_version(),
-            "device": jax.devices()[0].device_kind,
             "processor": processor(),
             "model": arguments.model,
             "repeats": arguments.repeats,
@@ -156,11 +149,7 @@ def main():
         "verify_cost_over_fastest_plain": verify,
         "share_of_sampling": sampling,
     }
-    print(json.dumps(result, indent=1))
-    if arguments.output:
-        with open(arguments.output, "w") as file:
-            json.dump(result, file, indent=1)
-            file.write("\n")
+    record("scripts/measure_round.py", result, arguments.output)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def test_generate(arguments, message):
         (lambda: certify("token", logits_processor=5), "logits_processor is 5; it must be a hashable function"),
         (lambda: certify("greedy", sampling=PARAMS), "temperature is 1; rule 'greedy' needs 0"),
         (lambda: certify("token", sampling=specjax.SamplingParams(stop_token_ids=[7])), "stop_token_ids holds 7; ids of this"),
-        (lambda: certify("token", allowed_tokens=specjax.AllowedTokens(np.zeros((1, 9), int))), "has 9 columns; ids of this model"),
+        (lambda: certify("token", allowed_tokens=specjax.AllowedTokens(np.zeros((1, 9), int))), "has 9 columns; ids of this"),
         (lambda: certify("token", depth=32), r"make 3\*\*66 outputs; at most"),
         (lambda: specjax.SamplingParams(temperature=1e39), "temperature is 1e\\+39; it must be a number of at least 0"),
         (lambda: specjax.SamplingParams(temperature=10**400), "temperature is 1000"),

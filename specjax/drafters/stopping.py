@@ -61,7 +61,7 @@ class StopAtEntropy:
     scale: float = 0.25
 
     def __post_init__(self):
-        _check(self, "least", lambda least: 0 <= least <= 1, "from 0 to 1")
+        _check_share(self)
         _check(self, "scale", lambda scale: 0 < scale < math.inf, "a number above 0")
 
     def __call__(self, step: DraftStep) -> jax.Array:
@@ -82,7 +82,7 @@ class StopAtConfidence:
     least: float = 0.4
 
     def __post_init__(self):
-        _check(self, "least", lambda least: 0 <= least <= 1, "from 0 to 1")
+        _check_share(self)
 
     def __call__(self, step: DraftStep) -> jax.Array:
         """See :class:`StopHook`."""
@@ -100,11 +100,15 @@ class StopAfterUnlikely:
     least: float = 0.4
 
     def __post_init__(self):
-        _check(self, "least", lambda least: 0 <= least <= 1, "from 0 to 1")
+        _check_share(self)
 
     def __call__(self, step: DraftStep) -> jax.Array:
         """See :class:`StopHook`."""
         return step.newest_log_prob < jnp.log(self.least)
+
+
+def _check_share(hook):
+    _check(hook, "least", lambda least: 0 <= least <= 1, "from 0 to 1")
 
 
 def _check(hook, name, right, wanted):
