@@ -400,7 +400,7 @@ class Headless:
     ("message", "arguments"),
     [
         (r"rule is 'blok'; it must be 'auto' or one of", {"rule": "blok"}),
-        (r"rule is None; it must be", {"rule": None}),
+        (r"rule is None, without name, .*; it must be", {"rule": None}),
         (r"rule 'greedy' needs temperature 0", {"rule": "greedy", "params": MIXED}),
         (r"rule 'token' is right for the laws .* draws 'coupled'", {"rule": "token", "drafter": "coupled only"}),
         (r"drafter is .*; a drafter has with_law, propose", {"drafter": Headless()}),
