@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from specjax import drafters
     from specjax.certificates import Certificate, certify
+    from specjax.checkpoints.heads import load_head
     from specjax.checkpoints.load import load_model
+    from specjax.checkpoints.medusa_files import load_medusa
     from specjax.decoding import Completion, Piece, generate, stream
     from specjax.models.loaded import Model
+    from specjax.models.trained_head import TrainedHead
     from specjax.sampling import AllowedTokens, SamplingParams
     from specjax.statistics import Stats
 
@@ -22,9 +25,12 @@ __all__ = [
     "Piece",
     "SamplingParams",
     "Stats",
+    "TrainedHead",
     "certify",
     "drafters",
     "generate",
+    "load_head",
+    "load_medusa",
     "load_model",
     "stream",
 ]
@@ -38,8 +44,11 @@ _HOMES = {
     "Piece": "specjax.decoding",
     "SamplingParams": "specjax.sampling",
     "Stats": "specjax.statistics",
+    "TrainedHead": "specjax.models.trained_head",
     "certify": "specjax.certificates",
     "generate": "specjax.decoding",
+    "load_head": "specjax.checkpoints.heads",
+    "load_medusa": "specjax.checkpoints.medusa_files",
     "load_model": "specjax.checkpoints.load",
     "stream": "specjax.decoding",
 }

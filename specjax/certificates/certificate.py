@@ -160,7 +160,7 @@ def certify(
     # On the host, wherever models run: float64, callbacks, and numbers too small to be worth a transfer.
     with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
         program = Round(
-            target=target.functions,
+            target=drafter.target_functions(target),
             drafter=functions,
             rule=rule,
             vocab_size=vocab_size,
@@ -169,7 +169,7 @@ def certify(
             prefill_width=2,
             logits_processor=logits_processor,
         )
-        params = jax.tree.map(jnp.asarray, Parameters(target.params, drafter.params, next_state))
+        params = jax.tree.map(jnp.asarray, Parameters(target.params, drafter.params_for(target), next_state))
         branches = _all_branches(program, params, starts, sampling, stops, rounds, noise, key)
         # The same compiled code for all rules and drafters.
         plain = dataclasses.replace(program, rule=None, drafter=NoDrafter())

@@ -35,15 +35,19 @@ ROPE_FIELDS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_po
 class SafetensorsFolder:
     """The tensors of a folder, in one file or several; a tensor reader (see :class:`specjax.checkpoints.fuse.TensorReader`).
 
+    Args:
+      folder: where they are.
+      weights: name of the file, where there is one only.
+
     Raises:
       ValueError: no weights, a missing file, a file that is no safetensors file, or a tensor that the index places wrongly.
     """
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path, weights: str = WEIGHTS):
         self.folder = Path(folder)
-        if (self.folder / WEIGHTS).exists():
+        if (self.folder / weights).exists():
             placed = None
-            files = [WEIGHTS]
+            files = [weights]
         elif (self.folder / INDEX).exists():
             placed = read_json(self.folder / INDEX).get("weight_map")
             if not isinstance(placed, dict) or not placed:
@@ -53,7 +57,7 @@ class SafetensorsFolder:
                 if Path(name).name != name or not (self.folder / name).is_file():
                     raise ValueError(f"{self.folder / INDEX}: weight_map names {name!r}, which is not a file in this folder")
         else:
-            raise ValueError(f"{self.folder}: there is neither {WEIGHTS} nor {INDEX}")
+            raise ValueError(f"{self.folder}: there is neither {weights} nor {INDEX}")
         self._files: dict[str, Any] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._kinds: dict[str, str] = {}

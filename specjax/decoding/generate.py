@@ -170,7 +170,7 @@ class Batch:
         longest = max(map(len, prompts))
         most = max(min(len(p) + s.max_tokens, model.max_positions) for p, s in zip(prompts, sampling, strict=True))
         program = Round(
-            target=model.functions,
+            target=bound.target_functions(model),
             drafter=bound.functions.with_law(law),
             rule=chosen,
             vocab_size=model.vocab_size,
@@ -189,7 +189,7 @@ class Batch:
             for index in range(settings.n)
         ]
         prompts = [prompts[row.prompt_index] for row in rows]
-        parameters = Parameters(model.params, bound.params, next_state)
+        parameters = Parameters(model.params, bound.params_for(model), next_state)
         return cls(program, model, parameters, prompts, rows, capacity, prefill_width, law)
 
     @property

@@ -3,6 +3,9 @@
 from specjax.drafters.base import BoundDrafter, Context, Drafter, NoDrafter, bind
 from specjax.drafters.draft_model import DraftModel, draft_model
 from specjax.drafters.draft_tree import DraftTreeModel
+from specjax.drafters.eagle import Eagle
+from specjax.drafters.heads import eagle, medusa
+from specjax.drafters.medusa import Medusa
 from specjax.drafters.prompt_lookup import PromptLookup, prompt_lookup
 from specjax.drafters.stopping import DraftStep, StopAfterUnlikely, StopAtConfidence, StopAtEntropy, StopHook
 
@@ -13,6 +16,8 @@ __all__ = [
     "DraftStep",
     "DraftTreeModel",
     "Drafter",
+    "Eagle",
+    "Medusa",
     "NoDrafter",
     "PromptLookup",
     "StopAfterUnlikely",
@@ -21,5 +26,7 @@ __all__ = [
     "StopHook",
     "bind",
     "draft_model",
+    "eagle",
+    "medusa",
     "prompt_lookup",
 ]

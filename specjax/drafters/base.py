@@ -14,6 +14,7 @@ import jax
 
 from specjax.cache import KVCache
 from specjax.choices import Choices
+from specjax.models.base import ModelFunctions
 from specjax.models.loaded import Model
 from specjax.sampling.params import SamplingArrays
 from specjax.sampling.path import PathDistribution
@@ -54,6 +55,7 @@ class Drafter(Protocol):
     Attributes:
       tree: topology of every proposal.
       law_choices: the laws that it can draw by; ``with_law`` fixes one of them for a run.
+      feature_layers: layers of the target whose states ``observe`` is to be shown; may be left out where there are none.
     """
 
     tree: DraftTree
@@ -124,6 +126,16 @@ class BoundDrafter:
         laws = self.functions.law_choices
         if not isinstance(laws, Sequence) or not all(isinstance(law, Law) for law in laws):
             raise ValueError(f"drafter {self.functions!r:.200}: law_choices is {laws!r}; it must be a tuple of specjax.tree.Law")
+
+    def target_functions(self, target: Model) -> ModelFunctions:
+        """The target's functions, showing the layers that the drafter reads."""
+        layers = getattr(self.functions, "feature_layers", ())
+        return target.functions.with_features(layers) if layers else target.functions
+
+    def params_for(self, target: Model) -> Any:
+        """The parameters beside this target: those of the drafter, unless it shares some of the target's."""
+        del target
+        return self.params
 
     def check_target(self, target: Model) -> None:
         """Raises ValueError if drafts of this drafter mean something else to ``target``."""

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from specjax.choices import Stream, coupled_draw
 from specjax.drafters.base import BoundDrafter, Context, check_num_speculative_tokens
 from specjax.drafters.draft_tree import DraftTreeModel
-from specjax.drafters.draw import most_likely, only_where
+from specjax.drafters.draw import most_likely, only_where, softened
 from specjax.drafters.model_drafter import ModelDrafter
 from specjax.drafters.stopping import DraftStep, StopHook
 from specjax.models.loaded import Model
@@ -85,7 +85,7 @@ class DraftModel(ModelDrafter):
         cache, hidden = self.feed_up_to_root(params, cache, context, num_draft > 0)
         greedy = context.sampling.temperature <= 0
         if self.stop is not None:
-            context = self.softened(context)
+            context = softened(context)
 
         def draw(index, hidden, tokens, log_probs, drafted, newest):
             row_log_probs = self.log_probs(params, hidden, context, tokens[:, None], jnp.reshape(index, (1,)))[:, 0]

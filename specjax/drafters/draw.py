@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.choices import Choices, Stream
+from specjax.drafters.base import Context
 from specjax.tree import Law
 
 
@@ -75,6 +76,19 @@ def most_likely(log_probs: jax.Array) -> jax.Array:
     best = jnp.argmax(log_probs, axis=-1, keepdims=True)
     ids = jnp.expand_dims(jnp.arange(log_probs.shape[-1]), tuple(range(log_probs.ndim - 1)))
     return jnp.where(ids == best, 0, -jnp.inf).astype(log_probs.dtype)
+
+
+def softened(context: Context) -> Context:
+    """The context with greedy rows at temperature 1: a one-hot q says nothing about how sure the model is."""
+    sampling = context.sampling
+    greedy = sampling.temperature <= 0
+    sampling = sampling.replace(
+        temperature=jnp.where(greedy, 1, sampling.temperature),
+        top_k=jnp.where(greedy, 0, sampling.top_k),
+        top_p=jnp.where(greedy, 1, sampling.top_p),
+        min_p=jnp.where(greedy, 0, sampling.min_p),
+    )
+    return context.replace(distribution=context.distribution.replace(sampling=sampling))
 
 
 def _normalised(log_probs: jax.Array) -> jax.Array:

@@ -115,18 +115,6 @@ class ModelDrafter:
         """[B] how deep a draft may be: its last token is drawn at position lengths - 1 + depth - 1 of the model."""
         return jnp.minimum(state.cache.capacity, self.max_positions) - context.lengths + 1
 
-    def softened(self, context: Context) -> Context:
-        """The context with greedy rows at temperature 1: a one-hot q says nothing about how sure the model is."""
-        sampling = context.sampling
-        greedy = sampling.temperature <= 0
-        sampling = sampling.replace(
-            temperature=jnp.where(greedy, 1, sampling.temperature),
-            top_k=jnp.where(greedy, 0, sampling.top_k),
-            top_p=jnp.where(greedy, 1, sampling.top_p),
-            min_p=jnp.where(greedy, 0, sampling.min_p),
-        )
-        return context.replace(distribution=context.distribution.replace(sampling=sampling))
-
     def log_probs(self, params: Any, hidden: jax.Array, context: Context, path_tokens, path_lengths) -> jax.Array:
         """[B, T, V] log q at nodes with these paths, at the target's width.
 

@@ -66,12 +66,12 @@ def attend(query, block_keys, block_values, cache_keys, cache_values, lengths, b
 
     Args:
       query: [B, T, K, G, D].
-      block_keys: [B, K, T, D].
-      block_values: [B, K, T, D].
+      block_keys: [B, K, T', D], T' is T but where a block attends to more than itself.
+      block_values: [B, K, T', D].
       cache_keys: [B, K, S, D].
       cache_values: [B, K, S, D].
       lengths: [B], valid entries of the cache.
-      block_mask: [T, T] or [B, T, T] bool.
+      block_mask: [T, T'] or [B, T, T'] bool.
 
     Returns:
       [B, T, K, G, D] in the dtype of the query.
@@ -107,6 +107,19 @@ def parameter(shape, axes, dtype) -> nnx.Param:
     return nnx.Param(jnp.zeros(shape, dtype), out_sharding=axes, eager_sharding=False)
 
 
+def random_params(abstract: dict, key: jax.Array, scale: float | None = None) -> dict:
+    """Parameters of the shapes in ``abstract``: vectors 1, the rest normal with ``scale`` (default: 1 / sqrt(last axis))."""
+    leaves, treedef = jax.tree.flatten(abstract)
+
+    def draw(key, leaf):
+        if leaf.ndim == 1:
+            return jnp.ones(leaf.shape, leaf.dtype)
+        deviation = scale if scale is not None else 1.0 / math.sqrt(leaf.shape[-1])
+        return (deviation * jax.random.normal(key, leaf.shape)).astype(leaf.dtype)
+
+    return jax.tree.unflatten(treedef, list(map(draw, jax.random.split(key, len(leaves)), leaves)))
+
+
 class RMSNorm(nnx.Module):
     """Root-mean-square norm (Zhang and Sennrich 2019, arXiv:1910.07467), in at least float32."""
 
@@ -121,27 +134,37 @@ class RMSNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention with rotary positions."""
+    """Grouped-query attention with rotary positions.
 
-    def __init__(self, config: DecoderConfig, dtype):
+    Its inputs may be wider than the residual stream: the draft head's are a token and a state side by side.
+    """
+
+    def __init__(self, config: DecoderConfig, dtype, input_width: int | None = None):
         self.config = config
-        heads, group, size, width = config.num_kv_heads, config.group_size, config.head_dim, config.width
+        heads, group, size, width = config.num_kv_heads, config.group_size, config.head_dim, input_width or config.width
         self.qkv = parameter((heads, group + 2, size, width), ("kv_heads", "group", "head_dim", "embed"), dtype)
         if config.qkv_bias:
             self.qkv_bias = parameter((heads, group + 2, size), ("kv_heads", "group", "head_dim"), dtype)
-        self.out = parameter((width, heads, group, size), ("embed", "kv_heads", "group", "head_dim"), dtype)
+        self.out = parameter((config.width, heads, group, size), ("embed", "kv_heads", "group", "head_dim"), dtype)
 
-    def __call__(self, inputs, positions, cache_keys, cache_values, lengths, block_mask):
+    def project(self, inputs, positions):
+        """Queries [B, T, K, G, D], keys [B, K, T, D] and values [B, K, T, D]; the first two turned to their positions."""
         projected = contract(inputs, self.qkv[...])
         if self.config.qkv_bias:
             projected = projected + self.qkv_bias[...][None, None]
         frequencies = self.config.rope.frequencies(self.config.head_dim)
         # Query heads and the key head turn by the same angles: [B, T, K, G + 1, D].
         turned = rotate(projected[..., :-1, :], positions, frequencies)
-        query, keys = turned[..., :-1, :], turned[..., -1, :].swapaxes(1, 2)
-        values = projected[..., -1, :].swapaxes(1, 2)
+        return turned[..., :-1, :], turned[..., -1, :].swapaxes(1, 2), projected[..., -1, :].swapaxes(1, 2)
+
+    def join(self, mixed):
+        """[B, T, E] of the heads' results [B, T, K, G, D]."""
+        return contract(mixed, self.out[...], num_in=3)
+
+    def __call__(self, inputs, positions, cache_keys, cache_values, lengths, block_mask):
+        query, keys, values = self.project(inputs, positions)
         mixed = attend(query, keys, values, cache_keys, cache_values, lengths, block_mask)
-        return contract(mixed, self.out[...], num_in=3), keys, values
+        return self.join(mixed), keys, values
 
 
 class GatedMLP(nnx.Module):
@@ -244,6 +267,10 @@ class Decoder:
                     f"Decoder: feature_layers holds {index}; a layer is between 0 (the embedding) and {self.config.num_layers}"
                 )
 
+    def with_features(self, layers: tuple[int, ...]) -> "Decoder":
+        """The same functions showing the hidden states of ``layers`` as features."""
+        return dataclasses.replace(self, feature_layers=tuple(layers))
+
     @functools.lru_cache(maxsize=8)  # noqa: B019 - keyed by the config alone, holds shapes and no parameters
     def _structure(self, dtype):
         return nnx.split(nnx.eval_shape(lambda: DecoderModule(self.config, dtype)))
@@ -258,15 +285,7 @@ class Decoder:
 
     def init(self, key: jax.Array, dtype=jnp.float32, scale: float | None = None) -> dict:
         """Random parameters: norms 1, biases and matrices normal with ``scale`` (default: 1 / sqrt(inputs))."""
-        leaves, treedef = jax.tree.flatten(self.abstract_params(dtype))
-
-        def draw(key, leaf):
-            if leaf.ndim == 1:
-                return jnp.ones(leaf.shape, leaf.dtype)
-            deviation = scale if scale is not None else 1.0 / math.sqrt(leaf.shape[-1])
-            return (deviation * jax.random.normal(key, leaf.shape)).astype(leaf.dtype)
-
-        return jax.tree.unflatten(treedef, list(map(draw, jax.random.split(key, len(leaves)), leaves)))
+        return random_params(self.abstract_params(dtype), key, scale)
 
     def _module(self, params) -> DecoderModule:
         graph, _ = self._structure(params["embedding"].dtype)
@@ -285,6 +304,14 @@ class Decoder:
     def unembed(self, params, hidden) -> jax.Array:
         """Logits [..., V], at least float32, of hidden states [..., E]."""
         return self._module(params).unembed(hidden)
+
+    def embedding_matrix(self, params) -> jax.Array:
+        """[V, E], the rows that tokens become."""
+        return params["embedding"]
+
+    def output_matrix(self, params) -> jax.Array:
+        """[V, E], the rows that hidden states are compared with."""
+        return params["embedding"] if self.config.tied_embedding else params["unembedding"]
 
     def init_cache(self, params, batch: int, capacity: int) -> KVCache:
         """An empty cache for ``batch`` rows of at most ``capacity`` tokens."""

@@ -1,0 +1,161 @@
+"""What the training scripts share: their options, and the way from a prompt file to texts and states."""
+
+import argparse
+import json
+import pathlib
+import sys
+import time
+
+import jax
+import numpy as np
+
+import specjax
+from specjax.training.answers import write_answers
+from specjax.training.loop import TrainingSettings
+from specjax.training.material import Material
+from specjax.training.texts import Texts
+
+
+def parser(description: str, steps: int, learning_rate: float) -> argparse.ArgumentParser:
+    """Options of every training script."""
+    options = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    options.add_argument("--target", default="smollm2-135m-instruct", help="a model's name, a .gguf file or a folder")
+    options.add_argument("--prompts", help="JSON lines with a 'prompt' each (or 'turns'); the target answers them first")
+    options.add_argument("--texts", nargs="+", default=[], help=".npz files of texts that exist already")
+    options.add_argument(
+        "--work", required=True, help="folder for texts, states and checkpoints; a run goes on from what is there"
+    )
+    options.add_argument("--output", required=True, help="new folder for the trained head and its card")
+    options.add_argument("--start", help="a trained head to go on from")
+    options.add_argument("--steps", type=int, default=steps)
+    options.add_argument("--learning-rate", type=float, default=learning_rate)
+    options.add_argument("--loss", default="kl", help="kl, ce or tv")
+    options.add_argument("--tokens-per-batch", type=int, default=2048)
+    options.add_argument("--draft-vocab-size", type=int, default=8192, help="tokens that the head knows; 0: all")
+    options.add_argument("--held-out", type=float, default=0.03, help="share of the prompts that is only evaluated on")
+    options.add_argument("--max-tokens", type=int, default=150, help="of the target's answers")
+    options.add_argument("--evaluate-every", type=int, default=100)
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--licence", default="Apache-2.0", help="of the trained head, for its card")
+    options.add_argument("--data", default="", help="what the texts are and their licences, for the card")
+    return options
+
+
+def settings(arguments) -> TrainingSettings:
+    """The training settings of a call."""
+    return TrainingSettings(
+        num_steps=arguments.steps,
+        learning_rate=arguments.learning_rate,
+        warmup_steps=min(30, arguments.steps // 10),
+        evaluate_every=arguments.evaluate_every,
+        save_every=arguments.evaluate_every,
+        seed=arguments.seed,
+    )
+
+
+def read_prompts(path: str, model) -> list[list[int]]:
+    """Token ids of the prompts of a file of JSON lines, as the first turn of a chat."""
+    prompts = []
+    for number, line in enumerate(pathlib.Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        fields = json.loads(line)
+        text = fields.get("prompt") or (fields.get("turns") or [None])[0]
+        if not isinstance(text, str):
+            raise SystemExit(f"{path}: line {number} has neither 'prompt' nor 'turns'")
+        prompts.append(model.tokenizer.encode_chat([{"role": "user", "content": text}]))
+    return prompts
+
+
+def prepare(arguments) -> tuple[Material, str]:
+    """Material of a call, and the command for the card."""
+    if not arguments.prompts and not arguments.texts:
+        raise SystemExit("give --prompts, --texts or both")
+    if pathlib.Path(arguments.output).exists():
+        raise SystemExit(f"--output {arguments.output} exists already; name a new folder")
+    model = specjax.load_model(arguments.target, dtype="float32")
+    work = pathlib.Path(arguments.work)
+    parts = [Texts.load(path) for path in arguments.texts]
+    if arguments.prompts:
+        prompts = read_prompts(arguments.prompts, model)
+        said = Clock("answers")
+        parts.append(
+            write_answers(model, prompts, work / "answers", max_tokens=arguments.max_tokens, seed=arguments.seed, progress=said)
+        )
+    devices = len(jax.devices())
+    material = Material.prepare(
+        model,
+        Texts.join(parts),
+        work / "states",
+        draft_vocab_size=arguments.draft_vocab_size or None,
+        held_out=arguments.held_out,
+        tokens_per_batch=arguments.tokens_per_batch,
+        rows_multiple=devices,
+        progress=say,
+    )
+    names = [pathlib.Path(arg).name if pathlib.Path(arg).exists() else arg for arg in sys.argv]
+    return material, " ".join(["python", f"scripts/{names[0]}", *names[1:]])
+
+
+def mesh():
+    """All devices as one axis of data; None for a single one."""
+    devices = jax.devices()
+    return None if len(devices) == 1 else jax.sharding.Mesh(np.array(devices), ("data",))
+
+
+def finish(head, log, arguments, command: str) -> None:
+    """Completes the card, writes head and curves."""
+    from specjax.checkpoints.heads import save_head
+
+    about = {
+        "command": command,
+        "date": time.strftime("%Y-%m-%d"),
+        "data": arguments.data,
+        "licence": arguments.licence,
+        "started_from": arguments.start,
+    }
+    head.facts.update({name: value for name, value in about.items() if value})
+    save_head(head, arguments.output)
+    work = pathlib.Path(arguments.work)
+    (work / "curves.json").write_text(json.dumps(log, indent=1))
+    draw_curves(log, work / "curves.svg")
+    say(f"written: {arguments.output}; curves: {work / 'curves.svg'}")
+
+
+def draw_curves(log: list[dict], path: pathlib.Path) -> None:
+    """Loss and acceptance over steps as a picture; said where matplotlib is not there."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        say("no picture of the curves: it needs matplotlib (pip install 'specjax[plots]')")
+        return
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    stages = sorted({entry["stage"] for entry in log})
+    start = 0
+    for stage in stages:
+        entries = [entry for entry in log if entry["stage"] == stage]
+        steps = [start + entry["step"] for entry in entries]
+        for position in range(len(entries[0]["training_loss"])):
+            colour = f"C{position}"
+            left.plot(steps, [entry["training_loss"][position] for entry in entries], color=colour)
+            label = f"token {position + 1}" if stage == stages[-1] else None
+            right.plot(steps, [entry["acceptance_by_position"][position] for entry in entries], color=colour, label=label)
+        start = steps[-1]
+    left.set(xlabel="step", ylabel="training loss")
+    right.set(xlabel="step", ylabel="accepted, held-out texts", ylim=(0, None))
+    right.legend()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def say(line: str) -> None:
+    """A line of progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+class Clock:
+    """Progress with the time that is left."""
+
+    def __init__(self, name: str):
+        self.name, self.start = name, time.perf_counter()
+
+    def __call__(self, done: int, total: int) -> None:
+        seconds = time.perf_counter() - self.start
+        say(f"{self.name}: {done} of {total}, about {seconds / done * (total - done):.0f} s left")

@@ -1,0 +1,184 @@
+"""Trained heads on disk: a folder with a card (JSON) and the parameters (Orbax). Nothing is ever unpickled."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from specjax.checkpoints.shipped import shipped_folder
+from specjax.models.config import DecoderConfig, FrequencyFactors, Llama3RopeScaling, RopeConfig
+from specjax.models.eagle_head import EagleConfig, EagleHead
+from specjax.models.medusa_heads import MedusaConfig, MedusaHeads
+from specjax.models.trained_head import TargetMark, TrainedHead
+from specjax.tree import DraftTree
+
+CARD = "card.json"
+PARAMS = "params"
+FORMAT = 1
+"""Of the card; another number is another version's."""
+
+_SCALINGS = {kind.__name__: kind for kind in (Llama3RopeScaling, FrequencyFactors)}
+
+
+def save_head(head: TrainedHead, folder: str | Path, dtype=jnp.bfloat16) -> Path:
+    """Writes a head; the folder is complete or not there.
+
+    Args:
+      head: what is written.
+      folder: must not exist.
+      dtype: of the parameters in the file.
+
+    Raises:
+      ValueError: the folder exists.
+    """
+    folder = Path(folder).resolve()
+    if folder.exists():
+        raise ValueError(f"save_head: {folder} exists already; name a new folder")
+    unfinished = folder.with_name(folder.name + ".part")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    tree = {"head": jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), head.params)}
+    if head.ids is not None:
+        tree["ids"] = jnp.asarray(head.ids, jnp.int32)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(unfinished / PARAMS, tree)
+    card = {
+        "format": FORMAT,
+        "kind": head.kind,
+        "dtype": jnp.dtype(dtype).name,
+        "config": _config_to_dict(head.functions.config),
+        "target": dataclasses.asdict(head.target),
+        "feature_layers": list(head.feature_layers),
+        "tree": None if head.tree is None else list(head.tree.parents),
+        "facts": head.facts,
+    }
+    (unfinished / CARD).write_text(json.dumps(card, indent=2) + "\n")
+    unfinished.replace(folder)
+    return folder
+
+
+def load_head(source: str | Path) -> TrainedHead:
+    """Loads a head: a folder that :func:`save_head` wrote, or the name of one that comes with the library.
+
+    Raises:
+      ValueError: there is none, or it is damaged; names the file and what is wrong.
+
+    Example:
+      >>> load_head("no-such-head")
+      Traceback (most recent call last):
+      ValueError: no trained head is called 'no-such-head'...
+    """
+    folder = _folder(source)
+    card = _read_card(folder / CARD)
+    kind, config, dtype = card["kind"], card["config"], jnp.dtype(card["dtype"])
+    try:
+        functions = MedusaHeads(MedusaConfig(**config)) if kind == "medusa" else EagleHead(_eagle_config(config))
+        target = TargetMark(**(card["target"] | {"sample": tuple(card["target"]["sample"])}))
+        tree = None if card["tree"] is None else DraftTree(tuple(card["tree"]))
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(f"{folder / CARD}: {error}") from error
+    wanted = {"head": functions.abstract_params(dtype)}
+    size = functions.config.draft_vocab_size
+    if size is not None:
+        wanted["ids"] = jax.ShapeDtypeStruct((size,), jnp.int32)
+    params = _restore(folder / PARAMS, wanted)
+    return TrainedHead(
+        functions=functions,
+        params=params["head"],
+        target=target,
+        feature_layers=tuple(card["feature_layers"]),
+        ids=None if size is None else np.asarray(params["ids"]),
+        tree=tree,
+        facts=card["facts"],
+    )
+
+
+def shipped_heads() -> dict[str, Path]:
+    """Heads that come with the library, by name."""
+    return {path.parent.name: path.parent for path in sorted(shipped_folder("checkpoints").glob(f"*/{CARD}"))}
+
+
+def _folder(source) -> Path:
+    shipped = shipped_heads()
+    if isinstance(source, str) and source in shipped:
+        return shipped[source]
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    known = ", ".join(shipped) or "none"
+    raise ValueError(f"no trained head is called {str(source)!r}, and no folder either; with specjax come: {known}")
+
+
+def _read_card(path: Path) -> dict:
+    try:
+        card = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{path.parent}: no trained head; there is no {path.name} in this folder") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not isinstance(card, dict):
+        raise ValueError(f"{path}: holds {type(card).__name__}; it must be an object")
+    if card.get("format") != FORMAT:
+        raise ValueError(f"{path}: format is {card.get('format')!r}; this version reads {FORMAT}")
+    for name in ("kind", "dtype", "config", "target", "feature_layers", "tree", "facts"):
+        if name not in card:
+            raise ValueError(f"{path}: {name} is missing")
+    if card["kind"] not in ("medusa", "eagle"):
+        raise ValueError(f"{path}: kind is {card['kind']!r}; it must be medusa or eagle")
+    return card
+
+
+def _restore(path: Path, wanted):
+    """The arrays of a checkpoint, which must be exactly those that are wanted: Orbax itself would cast and cut them."""
+    if not path.is_dir():
+        raise ValueError(f"{path}: the parameters are missing")
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    sharded = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), wanted)
+    with ocp.StandardCheckpointer() as checkpointer:
+        found = _read(path, lambda: checkpointer.metadata(path).item_metadata.tree)
+        check_arrays(path, wanted, found)
+        return _read(path, lambda: checkpointer.restore(path, sharded))
+
+
+def _read(path: Path, read):
+    try:
+        return read()
+    except Exception as error:  # Orbax and TensorStore raise many kinds for files that are cut short or missing
+        raise ValueError(f"{path}: damaged or cut short: {str(error).splitlines()[0]:.200}") from error
+
+
+def check_arrays(path: Path, wanted, found) -> None:
+    """Raises ValueError unless the metadata ``found`` has the names, shapes and dtypes of ``wanted``."""
+    wanted = {jax.tree_util.keystr(key, simple=True, separator="."): leaf for key, leaf in jax.tree.leaves_with_path(wanted)}
+    found = {jax.tree_util.keystr(key, simple=True, separator="."): leaf for key, leaf in jax.tree.leaves_with_path(found)}
+    for name in sorted(wanted.keys() | found.keys()):
+        if name not in found:
+            raise ValueError(f"{path}: the array {name} is missing")
+        if name not in wanted:
+            raise ValueError(f"{path}: the array {name} belongs to no part of the head")
+        want, have = wanted[name], found[name]
+        if tuple(want.shape) != tuple(have.shape) or want.dtype != have.dtype:
+            raise ValueError(f"{path}: {name} is {have.dtype}{list(have.shape)}; the card says {want.dtype}{list(want.shape)}")
+
+
+def _config_to_dict(config) -> dict:
+    fields = dataclasses.asdict(config)
+    if isinstance(config, EagleConfig):
+        scaling = config.layer.rope.scaling
+        if scaling is not None:
+            fields["layer"]["rope"]["scaling"] = {"kind": type(scaling).__name__, **dataclasses.asdict(scaling)}
+    return fields
+
+
+def _eagle_config(fields: dict) -> EagleConfig:
+    layer = dict(fields["layer"])
+    rope = dict(layer["rope"])
+    if rope["scaling"] is not None:
+        scaling = {name: tuple(value) if isinstance(value, list) else value for name, value in rope["scaling"].items()}
+        rope["scaling"] = _SCALINGS[scaling.pop("kind")](**scaling)
+    return EagleConfig(**(fields | {"layer": DecoderConfig(**(layer | {"rope": RopeConfig(**rope)}))}))

@@ -1,0 +1,106 @@
+"""An autoregressive head drafts a chain or a tree (Li et al. 2024, arXiv:2401.15077).
+
+Its cache holds an entry for every committed token, the root included, made of the *target's* states: ``observe`` feeds the accepted
+tokens anew, since those that the head drafted were made of its own. A draft is a block behind the cache, fed level by level; see
+:mod:`specjax.models.eagle_head`.
+"""
+
+import dataclasses
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.cache import KVCache
+from specjax.drafters.base import Context
+from specjax.drafters.tree_drafting import Level, TreeDrafting, paths_at
+from specjax.models.eagle_head import EagleHead
+from specjax.tree import ROOT, DraftTree, Law
+
+
+@flax.struct.dataclass
+class EagleState:
+    """What is carried from round to round.
+
+    Attributes:
+      cache: the head's; an entry for each of the first ``cache.lengths[b]`` committed tokens, all that were observed.
+      root_state: [B, E], the head's state at the newest of them, the root.
+    """
+
+    cache: KVCache
+    root_state: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle(TreeDrafting):
+    """The drafter's functions; see :func:`specjax.drafters.eagle`.
+
+    Attributes:
+      head: the head's functions.
+      feature_layers: layers of the target whose states the head reads.
+      tree: topology of every proposal.
+      laws: a law for every draft node; None until a run fixes one.
+    """
+
+    head: EagleHead
+    feature_layers: tuple[int, ...]
+    tree: DraftTree
+    laws: tuple[Law, ...] | None = None
+
+    def init(self, params, batch, capacity):
+        """See :meth:`specjax.drafters.Drafter.init`."""
+        cache = self.head.init_cache(params["own"], batch, capacity)
+        return EagleState(cache, jnp.zeros((batch, self.head.config.width), cache.keys[0].dtype))
+
+    def observe(self, params, state, tokens, features, counts):
+        """See :meth:`specjax.drafters.Drafter.observe`."""
+        places = jnp.arange(tokens.shape[1])[None, :]
+        positions = state.cache.lengths[:, None] + places
+        states = self.head.joined(params["own"], features)
+        states, block = self.head.apply(params["own"], params["shared"], tokens, states, positions, state.cache)
+        # The pass has read the cache before it is written to: the compiler needs no copy of it.
+        states, block, cache = jax.lax.optimization_barrier((states, block, state.cache))
+        cache = cache.commit(block, jnp.broadcast_to(places, tokens.shape), counts)
+        newest = jnp.take_along_axis(states, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
+        return EagleState(cache, jnp.where(counts[:, None] > 0, newest, state.root_state))
+
+    def propose(self, params, state, context: Context, choices, num_draft):
+        """See :meth:`specjax.drafters.Drafter.propose`."""
+        asked = self.asked(num_draft)
+
+        def draw(nothing):
+            del nothing
+
+            def log_probs_at(level: Level, states, tokens, context):
+                if level.fed:
+                    states = self._feed(params, state.cache, context, tokens, states, level)
+                logits = self.head.wide_logits(
+                    params["own"], params["shared"], states[:, np.array(level.inner)], context.logits_width
+                )
+                paths = paths_at(self.tree, level, tokens)
+                return context.distribution.log_probs(logits.astype(context.logits_dtype), *paths), states
+
+            states = jnp.zeros((asked.shape[0], self.tree.size, self.head.config.width), state.root_state.dtype)
+            states = states.at[:, ROOT].set(state.root_state)
+            return self.draw_tree(context, choices, asked, states, log_probs_at)
+
+        drawn = jax.lax.cond(jnp.any(asked), draw, lambda nothing: nothing, self.nothing_drawn(context))
+        return self.draft(*drawn), state
+
+    def _feed(self, params, cache, context, tokens, states, level: Level):
+        """``states`` [B, T, E] with those of the level's nodes, each made of its token and its parent's state."""
+        fed = np.array(level.fed)
+        parents = np.array(self.tree.parents)[fed]
+        positions = context.lengths[:, None] - 1 + jnp.asarray(np.array(self.tree.depths)[fed], jnp.int32)[None, :]
+        made, _ = self.head.apply(
+            params["own"], params["shared"], tokens[:, fed - 1], states[:, parents], positions, cache, jnp.asarray(level.mask)
+        )
+        return states.at[:, fed].set(made)
+
+    def reset(self, state, rows):
+        """See :meth:`specjax.drafters.Drafter.reset`."""
+        return EagleState(
+            cache=state.cache.roll_back(jnp.where(rows, 0, state.cache.lengths)),
+            root_state=jnp.where(rows[:, None], 0, state.root_state),
+        )

@@ -1,0 +1,143 @@
+"""A trained head with what it needs to know of its target."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.models.draft_vocabulary import check_vocabulary
+from specjax.models.eagle_head import EagleHead
+from specjax.models.loaded import Model
+from specjax.models.medusa_heads import MedusaHeads
+from specjax.tree import DraftTree
+
+NUM_SAMPLES = 32
+# Half precision rounds the same weights to within 0.4%; other weights differ by their own size.
+SAMPLE_TOLERANCE = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetMark:
+    """What a head remembers of the target that it was trained for.
+
+    Attributes:
+      name: the model's.
+      width: E.
+      vocab_size: V, width of the logits.
+      num_layers: L.
+      sample: some numbers of its embedding, which tell one set of weights from another in any dtype.
+    """
+
+    name: str
+    width: int
+    vocab_size: int
+    num_layers: int
+    sample: tuple[float, ...]
+
+    @classmethod
+    def of(cls, model: Model) -> "TargetMark":
+        """The mark of a model.
+
+        Raises:
+          ValueError: its functions do not show what heads read.
+        """
+        for name in ("embedding_matrix", "output_matrix", "with_features"):
+            if not hasattr(model.functions, name):
+                raise ValueError(
+                    f"model {model.name!r} is a {type(model.functions).__name__} without {name}; heads read the target's "
+                    "embedding, output matrix and layers (see specjax.models.decoder.Decoder)"
+                )
+        embedding = model.functions.embedding_matrix(model.params)
+        size, width = embedding.shape
+        rows = np.linspace(0, size - 1, NUM_SAMPLES).astype(int)
+        columns = 7 * np.arange(NUM_SAMPLES) % width
+        sample = np.asarray(embedding[rows, columns].astype(jnp.float32))
+        return cls(
+            model.name, width, model.logits.shape[-1], model.config.num_layers, tuple(np.round(sample.tolist(), 6).tolist())
+        )
+
+    def check(self, model: Model, owner: str) -> None:
+        """Raises ValueError, naming both, if ``model`` is another target than this."""
+        other = TargetMark.of(model)
+        for name in ("width", "vocab_size", "num_layers"):
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if ours != theirs:
+                raise ValueError(
+                    f"{owner} was made for {self.name!r} with {name} {ours}; the target {model.name!r} has {name} {theirs}"
+                )
+        ours, theirs = np.array(self.sample), np.array(other.sample)
+        if np.max(np.abs(ours - theirs)) > SAMPLE_TOLERANCE * np.max(np.abs(ours)):
+            raise ValueError(
+                f"{owner} was made for {self.name!r}; the target {model.name!r} has the same sizes and other weights"
+            )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainedHead:
+    """A head with its parameters and its target's mark.
+
+    Attributes:
+      functions: of the head.
+      params: its own parameters.
+      target: the mark of its target.
+      feature_layers: layers of the target that it reads.
+      ids: [R] int32, tokens that it knows, rising; None for all.
+      tree: what to draft if nothing else is asked for.
+      facts: how it was trained and what it reaches, for its card; plain values.
+
+    Raises:
+      ValueError: parameters, vocabulary map or tree do not fit the head.
+    """
+
+    functions: MedusaHeads | EagleHead
+    params: Any = dataclasses.field(repr=False)
+    target: TargetMark
+    feature_layers: tuple[int, ...]
+    ids: np.ndarray | None = dataclasses.field(default=None, repr=False)
+    tree: DraftTree | None = None
+    facts: dict = dataclasses.field(default_factory=dict, repr=False)
+
+    def __post_init__(self):
+        config, owner = self.functions.config, f"{self.kind} of {self.target.name!r}"
+        object.__setattr__(self, "feature_layers", tuple(self.feature_layers))
+        if config.width != self.target.width or self.vocab_size != self.target.vocab_size:
+            raise ValueError(
+                f"{owner}: made for width {config.width} and {self.vocab_size} tokens, its target has width {self.target.width} and "
+                f"{self.target.vocab_size} tokens"
+            )
+        if (self.ids is None) != (config.draft_vocab_size is None):
+            raise ValueError(
+                f"{owner}: draft_vocab_size is {config.draft_vocab_size}, and the vocabulary map is {self.ids!r:.80}"
+            )
+        if self.ids is not None:
+            check_vocabulary(self.ids, config.draft_vocab_size, self.vocab_size, owner)
+        wanted = self.functions.abstract_params()
+        if jax.tree.structure(wanted) != jax.tree.structure(self.params):
+            raise ValueError(f"{owner}: the parameters' names are not those of {config}")
+        for (path, want), have in zip(jax.tree.leaves_with_path(wanted), jax.tree.leaves(self.params), strict=True):
+            if want.shape != have.shape:
+                raise ValueError(f"{owner}: {jax.tree_util.keystr(path)} has shape {have.shape}; it must be {want.shape}")
+
+    @property
+    def kind(self) -> str:
+        """Either ``medusa`` or ``eagle``."""
+        return "medusa" if isinstance(self.functions, MedusaHeads) else "eagle"
+
+    @property
+    def vocab_size(self) -> int:
+        """V of the target's logits."""
+        config = self.functions.config
+        return config.vocab_size if self.kind == "medusa" else config.layer.vocab_size
+
+    def shared(self, target: Model) -> dict:
+        """What the head reads of its target's parameters, in the target's dtype."""
+        matrix = target.functions.output_matrix(target.params)
+        ids = None if self.ids is None else jnp.asarray(self.ids)
+        shared = {"ids": ids}
+        if self.kind == "eagle":
+            shared["embedding"] = target.functions.embedding_matrix(target.params)
+        if self.kind == "eagle" or not self.functions.config.own_output:
+            shared["output"] = matrix if ids is None else matrix[ids]
+        return shared

@@ -1,0 +1,188 @@
+"""Trained heads saved and loaded, and public Medusa files."""
+
+import dataclasses
+import json
+import shutil
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from specjax.checkpoints.heads import load_head, save_head
+from specjax.checkpoints.medusa_files import load_medusa
+from specjax.models.config import Llama3RopeScaling, RopeConfig
+from specjax.tree import DraftTree
+from tests import heads
+
+ROPE = RopeConfig(5e4, Llama3RopeScaling(8.0, 1.0, 4.0, 64))
+
+
+def scaled_target():
+    return heads.target(config=dataclasses.replace(heads.CONFIG, rope=ROPE))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("heads")
+    eagle = dataclasses.replace(
+        heads.eagle_head(scaled_target()), tree=DraftTree((-1, 0, 0, 1)), facts={"licence": "Apache-2.0", "tokens": 5}
+    )
+    save_head(eagle, folder / "eagle", jnp.float32)
+    save_head(heads.medusa_heads(num_blocks=2), folder / "medusa")
+    return folder
+
+
+def test_a_round_trip_changes_no_bit(folders):
+    """Cases 198 and 11: blocks under whole numbers come back as such, and the vocabulary map is the saved one."""
+    saved, loaded = heads.eagle_head(scaled_target()), load_head(folders / "eagle")
+    chex.assert_trees_all_equal(loaded.params, saved.params)
+    assert loaded.functions == saved.functions
+    assert loaded.functions.config.layer.rope == ROPE
+    assert (loaded.target, loaded.feature_layers, loaded.tree) == (saved.target, saved.feature_layers, DraftTree((-1, 0, 0, 1)))
+    assert loaded.ids.tolist() == heads.IDS.tolist()
+    assert loaded.facts == {"licence": "Apache-2.0", "tokens": 5}
+    saved, loaded = heads.medusa_heads(num_blocks=2), load_head(folders / "medusa")
+    assert sorted(loaded.params["blocks"]) == [0, 1]
+    halved = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), saved.params)
+    chex.assert_trees_all_equal(loaded.params, halved)
+
+
+def edited(folders, tmp_path, name, change):
+    folder = tmp_path / name
+    shutil.copytree(folders / name, folder)
+    card = json.loads((folder / "card.json").read_text())
+    change(card)
+    (folder / "card.json").write_text(json.dumps(card))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("medusa", lambda card: card.update(format=2), r"format is 2; this version reads 1"),
+        ("medusa", lambda card: card.update(kind="hydra"), r"kind is 'hydra'; it must be medusa or eagle"),
+        ("medusa", lambda card: card.pop("facts"), r"facts is missing"),
+        (
+            "medusa",
+            lambda card: card["config"].update(num_heads=4),
+            r"params: head.blocks.0.bias is bfloat16\[3, 16\]; the card says",
+        ),
+        ("medusa", lambda card: card["config"].update(num_blocks=1), r"params: the array head.blocks.1.bias belongs to no part"),
+        ("medusa", lambda card: card["config"].update(own_output=True), r"params: the array head.output is missing"),
+        (
+            "medusa",
+            lambda card: card["config"].update(draft_vocab_size=12),
+            r"params: ids is int32\[13\]; the card says int32\[12\]",
+        ),
+        ("medusa", lambda card: card["config"].update(width=0), r"card.json: MedusaConfig: width is 0"),
+        ("medusa", lambda card: card["config"].update(colour=1), r"card.json: .*colour"),
+        ("eagle", lambda card: card.update(dtype="bfloat16"), r"is float32\[.*; the card says bfloat16"),
+        ("eagle", lambda card: card.update(tree=[-1, 3]), r"card.json: DraftTree: node 1 has parent 3"),
+        ("eagle", lambda card: card["target"].update(width=8), r"made for width 16 and 23 tokens, its target has width 8"),
+        ("eagle", lambda card: card["config"]["layer"]["rope"]["scaling"].update(kind="Odd"), r"card.json: 'Odd'"),
+    ],
+)
+def test_a_card_that_does_not_fit(folders, tmp_path, name, change, message):
+    with pytest.raises(ValueError, match=message):
+        load_head(edited(folders, tmp_path, name, change))
+
+
+# Orbax leaves the readers of other arrays unawaited when one of them fails.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_damaged_folders(folders, tmp_path):
+    with pytest.raises(ValueError, match=r"no trained head is called 'nothing'"):
+        load_head("nothing")
+    with pytest.raises(ValueError, match=r"no trained head; there is no card.json"):
+        load_head(tmp_path)
+    with pytest.raises(ValueError, match=r"exists already; name a new folder"):
+        save_head(heads.medusa_heads(), folders / "medusa")
+    whole = edited(folders, tmp_path, "medusa", lambda card: None)
+    (whole / "card.json").write_text("{")
+    with pytest.raises(ValueError, match=r"card.json: "):
+        load_head(whole)
+    # Every file of the parameters cut to half of its length, one at a time.
+    cut = 0
+    for number, file in enumerate(sorted((folders / "eagle" / "params").rglob("*"))):
+        if not file.is_file() or file.stat().st_size < 64:
+            continue
+        folder = tmp_path / f"cut{number}"
+        shutil.copytree(folders / "eagle", folder)
+        part = folder / file.relative_to(folders / "eagle")
+        part.write_bytes(part.read_bytes()[: file.stat().st_size // 2])
+        try:
+            loaded = load_head(folder)
+        except ValueError as error:
+            assert str(folder) in str(error)
+        else:  # a file that says nothing about the arrays
+            chex.assert_trees_all_equal(loaded.params, heads.eagle_head(scaled_target()).params)
+            continue
+        cut += 1
+    assert cut >= 2
+    shutil.rmtree(whole / "params")
+    (whole / "card.json").write_text((folders / "medusa" / "card.json").read_text())
+    with pytest.raises(ValueError, match=r"params: the parameters are missing"):
+        load_head(whole)
+
+
+def medusa_folder(path, own_output, num_heads=2, num_blocks=1, file="medusa_lm_head.safetensors", drop=(), prefix=""):
+    """A folder of the published form; returns its tensors."""
+    random = np.random.default_rng(0)
+    path.mkdir()
+    tensors = {}
+    for head in range(num_heads):
+        for block in range(num_blocks):
+            tensors[f"{head}.{block}.linear.weight"] = random.normal(size=(16, 16)).astype(np.float32)
+            tensors[f"{head}.{block}.linear.bias"] = random.normal(size=16).astype(np.float32)
+        if own_output:
+            tensors[f"{head}.{num_blocks}.weight"] = random.normal(size=(23, 16)).astype(np.float32)
+    kept = {prefix + name: tensor for name, tensor in tensors.items() if name not in drop}
+    safetensors.numpy.save_file(kept, path / file)
+    config = {"medusa_num_heads": num_heads, "medusa_num_layers": num_blocks, "_name_or_path": "org/heads"}
+    (path / "config.json").write_text(json.dumps(config))
+    return tensors
+
+
+@pytest.mark.parametrize(("own_output", "prefix"), [(True, ""), (False, "medusa_head.")])
+def test_public_medusa_files(tmp_path, own_output, prefix):
+    """Case 123: both layouts, told apart by the names."""
+    tensors = medusa_folder(tmp_path / "heads", own_output, num_blocks=2, prefix=prefix)
+    loaded = load_medusa(tmp_path / "heads", heads.target())
+    hidden = np.random.default_rng(1).normal(size=(3, 16)).astype(np.float32)
+    shared = loaded.shared(heads.target())
+    logits = loaded.functions.logits(loaded.params, shared, jnp.asarray(hidden))
+    for head in range(2):
+        state = hidden
+        for block in range(2):
+            moved = state @ tensors[f"{head}.{block}.linear.weight"].T + tensors[f"{head}.{block}.linear.bias"]
+            state = state + moved / (1 + np.exp(-moved))
+        matrix = tensors[f"{head}.2.weight"] if own_output else heads.target().params["embedding"]
+        np.testing.assert_allclose(logits[:, head], state @ matrix.T, rtol=2e-4, atol=2e-4)
+    assert loaded.facts["source"] == "org/heads"
+
+
+def test_public_medusa_files_that_do_not_fit(tmp_path):
+    target = heads.target()
+    medusa_folder(tmp_path / "short", True, drop=["1.0.linear.bias"])
+    with pytest.raises(
+        ValueError, match=r"2 heads of 1 blocks \(config.json\) for 'tiny': the tensor 1.0.linear.bias is missing"
+    ):
+        load_medusa(tmp_path / "short", target)
+    medusa_folder(tmp_path / "wide", True)
+    other = heads.target(config=dataclasses.replace(heads.CONFIG, vocab_size=29))
+    with pytest.raises(ValueError, match=r"0.1.weight has shape \(23, 16\); it must be \(29, 16\)"):
+        load_medusa(tmp_path / "wide", other)
+    medusa_folder(tmp_path / "more", True, num_heads=3)
+    config = tmp_path / "more" / "config.json"
+    config.write_text(config.read_text().replace('"medusa_num_heads": 3', '"medusa_num_heads": 2'))
+    with pytest.raises(ValueError, match=r"the tensor 2.0.linear.\w+ has no place"):
+        load_medusa(tmp_path / "more", target)
+    (tmp_path / "pickled").mkdir()
+    (tmp_path / "pickled" / "config.json").write_text("{}")
+    (tmp_path / "pickled" / "medusa_lm_head.pt").write_bytes(b"\x80")
+    with pytest.raises(ValueError, match=r"medusa_lm_head.pt may hold them, but pickles are never read"):
+        load_medusa(tmp_path / "pickled", target)
+    with pytest.raises(ValueError, match=r"there is no config.json"):
+        load_medusa(tmp_path, target)
