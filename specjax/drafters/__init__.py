@@ -4,10 +4,12 @@ from specjax.drafters.base import BoundDrafter, Context, Drafter, NoDrafter, bin
 from specjax.drafters.draft_model import DraftModel, draft_model
 from specjax.drafters.draft_tree import DraftTreeModel
 from specjax.drafters.prompt_lookup import PromptLookup, prompt_lookup
+from specjax.drafters.stacked import BoundStack, Stacked, stacked
 from specjax.drafters.stopping import DraftStep, StopAfterUnlikely, StopAtConfidence, StopAtEntropy, StopHook
 
 __all__ = [
     "BoundDrafter",
+    "BoundStack",
     "Context",
     "DraftModel",
     "DraftStep",
@@ -15,6 +17,7 @@ __all__ = [
     "Drafter",
     "NoDrafter",
     "PromptLookup",
+    "Stacked",
     "StopAfterUnlikely",
     "StopAtConfidence",
     "StopAtEntropy",
@@ -22,4 +25,5 @@ __all__ = [
     "bind",
     "draft_model",
     "prompt_lookup",
+    "stacked",
 ]

@@ -54,6 +54,9 @@ class Drafter(Protocol):
     Attributes:
       tree: topology of every proposal.
       law_choices: the laws that it can draw by; ``with_law`` fixes one of them for a run.
+
+    A drafter made of several may name them in ``sources``, a tuple of strings; ``Draft.source`` then says which of them drafted
+    each row, and statistics tell them apart.
     """
 
     tree: DraftTree
@@ -130,6 +133,11 @@ class BoundDrafter:
         if self.model is None or self.model.tokenizer is None or target.tokenizer is None:
             return
         target.tokenizer.check_same(self.model.tokenizer)
+
+
+def sources_of(drafter: Drafter) -> tuple[str, ...]:
+    """Names of the drafters that a draft of ``drafter`` may come from; empty if it is not made of several."""
+    return tuple(getattr(drafter, "sources", ()))
 
 
 def bind(drafter) -> BoundDrafter:
