@@ -73,19 +73,14 @@ def test_a_reduced_vocabulary():
     assert found.expected_tokens > 1.2
 
 
-I, W, D, C = Law.INDEPENDENT, Law.WITHOUT_REPLACEMENT, Law.DETERMINISTIC, Law.COUPLED
+I, W, C = Law.INDEPENDENT, Law.WITHOUT_REPLACEMENT, Law.COUPLED
 LOOKUP = prompt_lookup(2, prompt_lookup_max=2, prompt_lookup_min=1)
 # The lookup is deeper than what is stacked on it, or lies within it.
 LONGER, WITHIN, PAIR = DraftTree.chain(1), FORK, DraftTree((-1, 0, 0))
 STACKS = {
-    "token": ("token", I, LONGER),
     "block": ("block", W, LONGER),
-    "multi_round": ("multi_round", I, PAIR),
     "kseq": ("kseq", I, PAIR),
     "without_replacement": ("without_replacement", W, WITHIN),
-    "traversal": ("traversal", W, PAIR),
-    "membership": ("membership", D, PAIR),
-    "match": ("match", C, PAIR),
     "gumbel": ("gumbel", C, PAIR),
 }
 
