@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +12,10 @@ from hypothesis import strategies as st
 
 import specjax
 from specjax import SamplingParams
+from specjax.certificates.certificate import QUICKLY
 from specjax.decoding import run_rounds
 from specjax.drafters import NoDrafter, bind, draft_model, prompt_lookup, stacked
-from specjax.drafters.stacked import overlay
+from specjax.drafters.stacked import _asked, overlay
 from specjax.statistics import SourceStats
 from specjax.tree import NO_SOURCE, DraftTree, Law
 from tests import hash_model as tiny
@@ -95,11 +95,9 @@ PARAMS = [SamplingParams(temperature=temperature, seed=seed) for seed, temperatu
 def proposer(bound, law):
     functions = bound.functions.with_law(law)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=QUICKLY)
     def propose(context, asked):
         state = functions.init(bound.params, len(HISTORIES), 64)
-        seen = jnp.zeros((len(HISTORIES), 1), jnp.int32)
-        state = functions.observe(bound.params, state, seen, jnp.zeros((*seen.shape, 0, 1)), jnp.zeros(len(HISTORIES), jnp.int32))
         return functions.propose(bound.params, state, context, tiny.keys(context), asked)[0].checked()
 
     return lambda asked: jax.device_get(propose(tiny.context(HISTORIES, PARAMS), jnp.asarray(asked, jnp.int32)))
@@ -136,24 +134,34 @@ def test_rows_of_one_batch_from_different_sources(stack, law):
                 np.testing.assert_array_equal(q, drawn.parent_log_probs[row, own.inner_index[parent]])
 
 
-@pytest.mark.parametrize("parents", [LEVELS.parents, (-1, 0, 1, 1, 0, 4)], ids=["levels", "branches"])
-def test_budgets_are_the_first_nodes_of_the_whole_tree(parents):
-    stack = stacked(LOOKUP, draft_model(CLOSE, tree=DraftTree(parents)))
-    tree = stack.functions.tree
-    propose = proposer(stack, Law.WITHOUT_REPLACEMENT)
+def test_budgets_are_the_first_nodes_of_the_whole_tree():
+    tree = TREES.functions.tree
+    propose = proposer(TREES, Law.WITHOUT_REPLACEMENT)
     whole = propose([tree.num_nodes] * 6)
     for asked in range(tree.num_nodes + 1):
         draft = propose([asked] * 6)
         within = np.arange(tree.num_nodes)[None, :] < asked
-        expected = whole.valid & within
-        if parents != LEVELS.parents:
-            # The draft model numbers by branch: behind a node that is out of reach it drafts nothing.
-            own = list(itertools.takewhile(lambda node: node <= asked, (1, 3, 4, 2, 5)))  # noqa: B023
-            kept = np.isin(np.arange(tree.num_nodes) + 1, own)
-            expected &= (whole.source == 0)[:, None] | kept[None, :]
-        np.testing.assert_array_equal(draft.valid, expected)
+        np.testing.assert_array_equal(draft.valid, whole.valid & within)
         np.testing.assert_array_equal(draft.tokens[draft.valid], whole.tokens[draft.valid])
         assert (draft.source == NO_SOURCE).all() == (asked == 0)
+
+
+def test_budgets_of_a_draft_model_that_numbers_in_another_order():
+    # Its nodes 1 to 5 are nodes 1 3 4 2 5 of the whole: behind one that is out of reach it drafts nothing.
+    assert _asked((1, 3, 4, 2, 5), jnp.arange(7)).tolist() == [0, 1, 1, 2, 4, 5, 5]
+    assert _asked((), jnp.arange(3)).tolist() == [0, 0, 0]
+
+
+def test_a_stack_of_stacks():
+    careful, drawing = prompt_lookup(4, prompt_lookup_min=2), CHAINS.parts[1]
+    stack = stacked(careful, stacked(prompt_lookup(2, prompt_lookup_min=1), drawing))
+    names = ("prompt_lookup", "prompt_lookup (2)", "draft_model(close)")
+    assert stack.functions.sources == names
+    assert stacked(stacked(careful, LOOKUP), drawing).functions.sources == names
+    draft = proposer(stack, Law.INDEPENDENT)([4, 4, 4, 4, 1, 0])
+    assert draft.source.tolist() == [0, 2, 2, 1, 1, NO_SOURCE]
+    assert draft.valid.sum(axis=1).tolist() == [4, 3, 3, 2, 1, 0]
+    assert [draft.tokens[row, : draft.valid[row].sum()].tolist() for row in (0, 3, 4)] == [[3, 1, 2, 3], [8, 9], [1]]
 
 
 def test_no_q_where_all_laws_are_deterministic():
@@ -185,16 +193,6 @@ def test_the_tokens_are_those_of_plain_decoding(stack, rule, greedy):
     assert any(all(c.stats.by_source[name].num_drafts for name in NAMES) for c in completions)
 
 
-def test_a_stack_of_stacks():
-    stack = stacked(prompt_lookup(4, prompt_lookup_min=2), stacked(prompt_lookup(2, prompt_lookup_min=1), draft_model(CLOSE, 3)))
-    names = ("prompt_lookup", "prompt_lookup (2)", "draft_model(close)")
-    assert stack.functions.sources == names
-    assert stacked(stacked(LOOKUP, LOOKUP), draft_model(CLOSE, 3)).functions.sources == names
-    completions = specjax.generate(TARGET, PROMPTS, MIXED, drafter=stack, rule="gumbel")
-    assert tokens_of(completions) == plain(False)
-    assert all(sum(c.stats.by_source[name].num_drafts for c in completions) > 0 for name in names)
-
-
 @BOTH
 def test_the_draft_model_knows_the_text_after_rounds_that_were_not_its_own(stack):
     """Its proposals are those of a draft model that has just been shown the whole text, whoever drafted it."""
@@ -207,7 +205,7 @@ def test_the_draft_model_knows_the_text_after_rounds_that_were_not_its_own(stack
     batch, state = tiny.start(tiny.model(table), looping, params, stack)
     then = batch.program.drafter.then
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=QUICKLY)
     def proposals(params, state):
         context = batch.program.context(params, state)
         asked = jnp.full((4,), then.tree.num_nodes)
@@ -244,20 +242,30 @@ class Watched(tiny.HashModel):
 
 
 def test_rounds_that_do_not_need_the_draft_model_do_not_run_it():
-    """Also where the chain of the lookup is deeper than what the draft model drafts."""
-    functions = Watched()
-    stack = stacked(LOOKUP, draft_model(dataclasses.replace(CLOSE, functions=functions), 2))
-    prompts = [[1, 2, 1, 2], [3, 3]]
-    table = followed(followed(TABLE, prompts[0], [1, 2] * 8), prompts[1], [3] * 16)
-    batch, state = tiny.start(tiny.model(table), prompts, [dataclasses.replace(GREEDY, max_tokens=30)] * 2, stack)
-    jax.effects_barrier()
-    functions.seen.clear()
-    for _ in range(2):
-        state, info = tiny.one_round(batch, state)
-        assert np.sum(np.asarray(info.tokens) >= 0, axis=(1, 2)).tolist() == [5, 5]
-    jax.effects_barrier()
-    assert functions.seen == []
-    assert np.asarray(state.counters.by_source.num_drafts).tolist() == [[2, 0]] * 2
+    """Also where the chain of the lookup is deeper than what the draft model drafts: to be shown its tokens costs no pass."""
+    model = Watched()
+    stack = stacked(LOOKUP, draft_model(dataclasses.replace(CLOSE, functions=model), 2))
+    functions = stack.functions.with_law(Law.DETERMINISTIC)
+
+    @functools.partial(jax.jit, compiler_options=QUICKLY)
+    def of_a_round(context, state, tokens, counts):
+        draft, state = functions.propose(stack.params, state, context, None, jnp.full(2, 4))
+        state = functions.observe(stack.params, state, tokens, jnp.zeros((*tokens.shape, 0, 1)), counts)
+        return draft.source, state
+
+    state = functions.init(stack.params, 2, 64)
+    texts = [[1, 2] * 2, [3] * 2]
+    for num_found in (2, 2, 1):
+        if num_found == 1:
+            texts[1].append(40)  # which is nowhere else
+        model.seen.clear()
+        context = tiny.context(texts, [GREEDY] * 2)
+        source, state = of_a_round(context, state, jnp.array([[1, 2, 1, 2, 1], [3] * 5]), jnp.array([4, 5]))
+        jax.effects_barrier()
+        assert source.tolist() == [0, int(num_found == 1)]
+        assert (len(model.seen) > 0) == (num_found == 1)
+        texts = [[*texts[0], 1, 2, 1, 2], [*texts[1], *[3] * 5]]
+    assert state.then.observed.tolist() == [12, 15]
 
 
 def simulated(prompt, tokens, length):
@@ -290,15 +298,11 @@ def test_counts_by_source_are_those_of_a_simulation():
 
 
 def test_a_lookup_of_no_tokens_leaves_all_to_the_draft_model():
-    completions = specjax.generate(
-        TARGET, PROMPTS, MIXED, drafter=stacked(prompt_lookup(0), draft_model(CLOSE, 3)), rule="gumbel"
-    )
-    assert tokens_of(completions) == plain(False)
-    for completion in completions:
-        found, drawn = (completion.stats.by_source[name] for name in NAMES)
-        assert found == SourceStats()
-        assert drawn.num_draft_tokens == completion.stats.num_draft_tokens
-        assert drawn.num_accepted_tokens == completion.stats.num_accepted_tokens
+    draft = proposer(stacked(prompt_lookup(0), CHAINS.parts[1]), Law.INDEPENDENT)([3] * 6)
+    alone = proposer(CHAINS.parts[1], Law.INDEPENDENT)([3] * 6)
+    assert draft.source.tolist() == [1] * 6
+    for name in ("tokens", "valid", "parent_log_probs"):
+        np.testing.assert_array_equal(getattr(draft, name), getattr(alone, name))
 
 
 def test_a_draft_model_of_no_tokens_leaves_all_to_the_lookup():
