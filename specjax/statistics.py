@@ -12,6 +12,42 @@ import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
+class SourceStats:
+    """What became of the drafts of one of the drafters that a stack is made of.
+
+    Attributes:
+      num_drafts: rounds in which it drafted something.
+      num_draft_tokens: tokens that it drafted.
+      num_accepted_tokens: those that were accepted and emitted.
+      num_tokens: tokens emitted in these rounds, corrections and bonus tokens included.
+
+    Example:
+      >>> SourceStats(num_drafts=2, num_draft_tokens=8, num_accepted_tokens=6, num_tokens=8).mean_acceptance_length
+      4.0
+    """
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_tokens: int = 0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted over drafted."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens emitted per round."""
+        return self.num_tokens / self.num_drafts if self.num_drafts else 0.0
+
+    def to_dict(self) -> dict:
+        """Counts and rates, ready for JSON."""
+        rates = ("draft_acceptance_rate", "mean_acceptance_length")
+        return dataclasses.asdict(self) | {name: getattr(self, name) for name in rates}
+
+
+@dataclasses.dataclass(frozen=True)
 class Stats:
     """Statistics of one request, or of several summed.
 
@@ -23,6 +59,8 @@ class Stats:
       num_tokens: tokens emitted.
       num_tested: places where a drafted token was tested; the rest of a draft lies behind its first rejection.
       overlap_sum: sum of sum(min(p, q)) over the tested places; None where q is not known.
+      by_source: counts by the drafter that a draft came from, for a drafter that is made of several; rounds that drafted nothing
+        belong to none.
       prefill_seconds: time of the prompt passes of the batch that the request ran in.
       decode_seconds: time of its rounds, compilation apart.
       compile_seconds: time of compilation before them.
@@ -46,6 +84,7 @@ class Stats:
     num_tokens: int = 0
     num_tested: int = 0
     overlap_sum: float | None = None
+    by_source: dict[str, SourceStats] = dataclasses.field(default_factory=dict)
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     compile_seconds: float = 0.0
@@ -83,6 +122,7 @@ class Stats:
         values = dataclasses.asdict(self)
         values.pop("overlap_sum")
         values["num_accepted_tokens_per_pos"] = list(self.num_accepted_tokens_per_pos)
+        values["by_source"] = {name: source.to_dict() for name, source in self.by_source.items()}
         return values | {name: getattr(self, name) for name in rates}
 
 
@@ -103,6 +143,7 @@ def total(stats: Iterable[Stats]) -> Stats:
     return Stats(
         num_accepted_tokens_per_pos=tuple(by_depth.tolist()),
         overlap_sum=sum(known) if known and len(known) == len(stats) else None,
+        by_source=_summed_by_source(stats),
         **{
             name: sum(getattr(s, name) for s in stats)
             for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_tokens", "num_tested")
@@ -112,6 +153,13 @@ def total(stats: Iterable[Stats]) -> Stats:
             for name in ("prefill_seconds", "decode_seconds", "compile_seconds")
         },
     )
+
+
+def _summed_by_source(stats: list[Stats]) -> dict[str, SourceStats]:
+    names = dict.fromkeys(name for s in stats for name in s.by_source)
+    counts = [field.name for field in dataclasses.fields(SourceStats)]
+    found = {name: [s.by_source[name] for s in stats if name in s.by_source] for name in names}
+    return {name: SourceStats(*(sum(getattr(f, count) for f in found[name]) for count in counts)) for name in names}
 
 
 def expected_tokens(acceptance: float, num_draft: int) -> float:

@@ -38,6 +38,9 @@ ROOT = 0
 NO_PARENT = -1
 """The root's entry in ``parents``."""
 
+NO_SOURCE = -1
+"""Entry of ``Draft.source`` for a row that nobody drafted anything for."""
+
 
 class Law(enum.Enum):
     """How a draft token was chosen, given the draft distribution q at its parent.
@@ -249,6 +252,8 @@ class Draft:
         it was drawn with; None where all children are deterministic.
       tree: topology.
       laws: a law for every draft node (N).
+      source: [B] int32, which of its drafter's ``sources`` drafted each row, ``NO_SOURCE`` where none did; None of a drafter
+        that has no such list.
     """
 
     tokens: jax.Array
@@ -256,6 +261,7 @@ class Draft:
     parent_log_probs: jax.Array | None
     tree: DraftTree = flax.struct.field(pytree_node=False)
     laws: tuple[Law, ...] = flax.struct.field(pytree_node=False)
+    source: jax.Array | None = None
 
     def checked(self) -> "Draft":
         """The draft after shape checks, with nodes behind an invalid parent marked invalid."""
@@ -265,6 +271,8 @@ class Draft:
                 f"Draft: {num_nodes} tokens and {len(self.laws)} laws for a tree of {self.tree.num_nodes} draft nodes"
             )
         chex.assert_shape(self.valid, (batch, num_nodes))
+        if self.source is not None:
+            chex.assert_shape(self.source, (batch,))
         if not jnp.issubdtype(self.tokens.dtype, jnp.integer) or self.valid.dtype != bool:
             raise ValueError(
                 f"Draft: tokens are {self.tokens.dtype} and valid is {self.valid.dtype}; they must be integers and booleans"

@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from specjax.statistics import Stats, expected_tokens, explain, predicted_speedup, total
+from specjax.statistics import SourceStats, Stats, expected_tokens, explain, predicted_speedup, total
 
 STATS = Stats(
     num_drafts=4, num_draft_tokens=16, num_accepted_tokens=8, num_accepted_tokens_per_pos=(4, 2, 1, 1), num_tokens=12,
@@ -52,6 +52,21 @@ def test_total():
     assert total([STATS, PLAIN]).overlap is None
     assert total(iter([STATS])) == STATS
     assert total([]) == Stats()
+
+
+def test_by_source():
+    sources = {"lookup": SourceStats(2, 8, 6, 8), "draft": SourceStats(1, 4, 1, 2)}
+    stats = dataclasses.replace(STATS, by_source=sources)
+    assert (sources["lookup"].mean_acceptance_length, sources["lookup"].draft_acceptance_rate) == (4.0, 0.75)
+    assert (SourceStats().mean_acceptance_length, SourceStats().draft_acceptance_rate) == (0.0, 0.0)
+    values = json.loads(json.dumps(stats.to_dict()))["by_source"]
+    assert values["draft"] == {
+        "num_drafts": 1, "num_draft_tokens": 4, "num_accepted_tokens": 1, "num_tokens": 2,
+        "draft_acceptance_rate": 0.25, "mean_acceptance_length": 2.0,
+    }  # fmt: skip
+    assert STATS.to_dict()["by_source"] == {}
+    other = dataclasses.replace(STATS, by_source={"draft": SourceStats(1, 1, 1, 2)})
+    assert total([stats, STATS, other]).by_source == {"lookup": SourceStats(2, 8, 6, 8), "draft": SourceStats(2, 5, 2, 4)}
 
 
 @pytest.mark.parametrize(("acceptance", "num_draft"), [(0.0, 4), (0.3, 1), (0.8, 4), (0.99, 32)])

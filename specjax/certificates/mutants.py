@@ -4,6 +4,7 @@ Each is a function whose docstring says where the fault was met. It certifies th
 the fault, and returns the certificate (or, for what no certificate can see, whether a check of its own failed).
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -23,12 +24,15 @@ from specjax.certificates.wrong_drafters import (
     OffsetsAsIds,
     SchedulesInRetrospect,
     SeesSiblings,
+    SoftWhereFound,
     UnnormalisedRecord,
     WrongLevel,
     wrong_target,
 )
 from specjax.certificates.wrong_rules import BlockRule, FreshNoise, SiblingRule, TokenRule
 from specjax.choices import KeyedChoices, Stream
+from specjax.drafters.prompt_lookup import prompt_lookup
+from specjax.drafters.stacked import stacked
 from specjax.tree import DraftTree, Law
 
 CAUGHT_FROM = 1e-6
@@ -204,6 +208,14 @@ def scheduling_in_retrospect():
     """Decides how much of a draft to verify by how sure the drafter was behind the tokens that it drew."""
     drafter = _drafts(TWO, SchedulesInRetrospect, seed=2)
     return certify("token", drafter=drafter, law=Law.INDEPENDENT, seed=2, rounds=1)
+
+
+@mutant("soft q for what was looked up")
+def soft_q_for_what_was_looked_up():
+    """A stack that keeps the draft model's q in rows where a lookup proposed the token: it was not drawn from it."""
+    stack = stacked(prompt_lookup(1, prompt_lookup_max=1, prompt_lookup_min=1), _drafts(ONE))
+    functions = SoftWhereFound(stack.functions.first, stack.functions.then, stack.functions.sources)
+    return certify("token", drafter=dataclasses.replace(stack, functions=functions), law=Law.INDEPENDENT, rounds=2)
 
 
 # Keys and noise

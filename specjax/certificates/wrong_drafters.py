@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from specjax.cache import KVCache
 from specjax.certificates.tiny import TableDrafter, TableModel, table_model, widened
 from specjax.drafters.draw import draw_children
+from specjax.drafters.stacked import Stacked
 from specjax.tree import Law, count_valid_prefix
 
 
@@ -87,6 +88,16 @@ class SchedulesInRetrospect(TableDrafter):
         sure = jnp.max(draft.parent_log_probs, axis=-1) > jnp.log(0.6)
         kept = count_valid_prefix(draft.valid & jnp.pad(sure[:, 1:], ((0, 0), (0, 1)), constant_values=True))
         return draft.replace(valid=draft.valid & (jnp.arange(draft.tree.num_nodes)[None, :] < kept[:, None])), state
+
+
+class SoftWhereFound(Stacked):
+    """A stack that hands on the second drafter's q also for what the first one found."""
+
+    def propose(self, params, state, context, choices, num_draft):
+        """See :meth:`specjax.drafters.Drafter.propose`."""
+        draft, after = super().propose(params, state, context, choices, num_draft)
+        drawn, _ = self.then.propose(params[1], state.then, context, choices, num_draft)
+        return draft.replace(parent_log_probs=drawn.parent_log_probs), after
 
 
 class SeesSiblings(TableModel):

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from specjax.cli import options
+from specjax.cli.drafters import check_drafter, make_drafter, parse_drafter
 
 
 def generate(
@@ -48,7 +49,7 @@ def generate(
         raise options.CallError(
             options.suggestion(extra) or f"unexpected argument {extra!r}; the prompt is given by --prompt TEXT"
         )
-    kind, draft_source = options.parse_drafter(drafter, num_speculative_tokens)
+    parts = parse_drafter(drafter, num_speculative_tokens)
     for name, asked in (("--logprobs", logprobs is not None), ("--n", n != 1)):
         if asked and not as_json:
             raise options.CallError(f"{name} needs --json: text alone has no place for it")
@@ -56,9 +57,6 @@ def generate(
 
     import specjax
     from specjax.cli.report import print_header, print_statistics, print_text
-    from specjax.drafters import DraftModel, PromptLookup
-    from specjax.tree import DraftTree
-    from specjax.verification import choose_rule
 
     try:
         params = specjax.SamplingParams(
@@ -78,17 +76,12 @@ def generate(
             n=n,
         )
         # All that is wrong with the call is said before a model is loaded, or downloaded.
-        laws = {"draft": DraftModel.law_choices, "lookup": PromptLookup.law_choices, "none": ()}[kind]
-        choose_rule(rule, DraftTree.chain(len(laws[:1])), laws, params.greedy, allow_lossy)
+        check_drafter(parts, rule, params.greedy, allow_lossy)
     except ValueError as error:
         raise options.CallError(str(error)) from error
 
     target = specjax.load_model(model, dtype=dtype)
-    length = {} if num_speculative_tokens is None else {"num_speculative_tokens": num_speculative_tokens}
-    if kind == "draft":
-        made = specjax.drafters.draft_model(specjax.load_model(draft_source, dtype=dtype), **length)
-    else:
-        made = specjax.drafters.prompt_lookup(**length) if kind == "lookup" else None
+    made = make_drafter(parts, num_speculative_tokens, dtype)
     asked = text if raw or not has_chat_template(target) else [{"role": "user", "content": text}]
     run = {"drafter": made, "rule": rule, "allow_lossy": allow_lossy}
 

@@ -48,12 +48,12 @@ DrafterName = Annotated[
         "--drafter",
         metavar="NAME",
         help="What proposes tokens: none, lookup (earlier text), draft=MODEL (a smaller model with the same tokenizer), or auto, "
-        "which takes lookup.",
+        "which takes lookup. Joined by +, the next is asked where one proposes nothing: lookup+draft=MODEL.",
     ),
 ]
 NumSpeculativeTokens = Annotated[
     int | None,
-    typer.Option(metavar="K", help="Draft tokens per round, 0 to 32; by default the drafter's.", show_default=False),
+    typer.Option(metavar="K", help="Draft tokens per round, 0 to 32, of each drafter; by default its own.", show_default=False),
 ]
 Rule = Annotated[str, typer.Option(metavar="NAME", help="Verification rule; auto takes the strongest lossless one.")]
 MaxTokens = Annotated[int, typer.Option(metavar="N", help="New tokens at most.")]
@@ -163,33 +163,3 @@ def suggestion(option: str | None) -> str | None:
         return None
     ours = RENAMED.get(option.split("=")[0].lstrip("-").replace("_", "-").lower())
     return None if ours is None else f"no option {option.split('=')[0]}: here it is {ours}"
-
-
-def parse_drafter(text: str, num_speculative_tokens: int | None) -> tuple[str, str | None]:
-    """Kind and model of ``--drafter``: ``("none" | "lookup" | "draft", MODEL | None)``. ``num_speculative_tokens``: K, if given.
-
-    Raises:
-      CallError: the length is out of range, or the text names no drafter, or one that contradicts ``num_speculative_tokens``.
-
-    Example:
-      >>> parse_drafter("draft=small.gguf", 4)
-      ('draft', 'small.gguf')
-      >>> parse_drafter("auto", None)
-      ('lookup', None)
-    """
-    if num_speculative_tokens is not None and not 0 <= num_speculative_tokens <= MAX_SPECULATIVE_TOKENS:
-        raise CallError(f"--num-speculative-tokens is {num_speculative_tokens}; it must be from 0 to {MAX_SPECULATIVE_TOKENS}")
-    kind, _, argument = text.partition("=")
-    if any(part.partition("=")[0] in ("medusa", "eagle") for part in text.split("+")):
-        raise CallError(f"--drafter {text} is not available yet; there are none, lookup, draft=MODEL and auto")
-    if kind == "draft" and not argument:
-        raise CallError("--drafter draft needs a model: --drafter draft=MODEL")
-    if kind not in ("none", "lookup", "auto", "draft") or (kind != "draft" and text != kind):
-        raise CallError(f"--drafter is {text!r}; it must be none, lookup, draft=MODEL or auto")
-    if kind == "none" and num_speculative_tokens:
-        raise CallError(
-            f"--drafter none drafts nothing, so --num-speculative-tokens must be 0 or left out; it is {num_speculative_tokens}"
-        )
-    if kind == "auto":
-        kind = "lookup"  # the strongest that every model has; trained drafts will come before it
-    return kind, argument or None

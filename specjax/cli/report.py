@@ -4,6 +4,7 @@ import itertools
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 STANDARD_ERROR = Console(stderr=True, highlight=False)
 
@@ -54,9 +55,10 @@ def print_statistics(completion, console: Console = STANDARD_ERROR) -> None:
         ("accepted tokens", f"{stats.num_accepted_tokens} ({stats.draft_acceptance_rate:.0%})"),
         ("tokens per round", f"{stats.mean_acceptance_length:.2f}"),
         ("accepted by position", _by_position(stats)),
+        *_by_source(stats),
         ("seed", f"{completion.seed}"),
     ):
-        table.add_row(name, value)
+        table.add_row(Text(name), value)
     console.print(table)
 
 
@@ -84,6 +86,8 @@ def print_comparison(plain, speculative, num_draft: int, propose_seconds: float,
     table.add_row("accepted tokens", *(f"{stats.num_accepted_tokens}" for stats in pair))
     console.print(table)
     console.print(f"Accepted by position in the draft: {_by_position(speculative.stats)}")
+    for name, words in _by_source(speculative.stats):
+        console.print(f"{name}: {words}.", markup=False)
     console.print(_same_tokens(plain.token_ids, speculative.token_ids))
     for line in explain(plain.stats, speculative.stats, num_draft, propose_seconds):
         console.print(line)
@@ -91,6 +95,14 @@ def print_comparison(plain, speculative, num_draft: int, propose_seconds: float,
 
 def _by_position(stats) -> str:
     return " ".join(str(count) for count in stats.num_accepted_tokens_per_pos) or "-"
+
+
+def _by_source(stats):
+    """(name, words) of each of the drafters that a stack is made of."""
+    for name, source in stats.by_source.items():
+        accepted = f"{source.num_accepted_tokens} of {source.num_draft_tokens} tokens accepted"
+        length = f"{source.mean_acceptance_length:.2f} tokens per round"
+        yield f"from {name}", f"{source.num_drafts} rounds, {accepted}" + (f", {length}" if source.num_drafts else "")
 
 
 def _same_tokens(plain, speculative) -> str:

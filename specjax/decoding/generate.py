@@ -16,12 +16,12 @@ from specjax.decoding.completions import Completion, Piece, Row, logprobs_size
 from specjax.decoding.prompts import check_allowed_tokens, check_processor, check_settings, logits_dtype, prompt_ids
 from specjax.decoding.round import Round, prefill, run_rounds
 from specjax.decoding.state import NO_TOKEN, Counters, DecodingState, Parameters
-from specjax.drafters.base import BoundDrafter, bind
+from specjax.drafters.base import BoundDrafter, bind, sources_of
 from specjax.models.loaded import Model
 from specjax.sampling.allowed_tokens import AllowedTokens
 from specjax.sampling.params import SamplingArrays, SamplingParams
 from specjax.sampling.path import LogitsProcessor
-from specjax.statistics import Stats
+from specjax.statistics import SourceStats, Stats
 from specjax.tree import Law
 from specjax.verification.rules import choose_rule
 
@@ -275,6 +275,10 @@ class Batch:
             num_tokens=row.num_tokens,
             num_tested=int(np.sum(counters.num_tested_per_pos[index])),
             overlap_sum=float(np.sum(counters.overlap_per_pos[index])) if self.law is not Law.DETERMINISTIC else None,
+            by_source={
+                name: SourceStats(**{count: int(values[index, place]) for count, values in vars(counters.by_source).items()})
+                for place, name in enumerate(sources_of(self.program.drafter))
+            },
             plain_round_seconds=self._median_round(drafting=False),
             drafting_round_seconds=self._median_round(drafting=True),
             **self._seconds,
@@ -308,6 +312,10 @@ def _add_behind(cut: Counters, before: Counters, after: Counters, row: int, kept
     for name in ("num_accepted_tokens_per_pos", "num_tested_per_pos", "overlap_per_pos"):
         counted = getattr(after, name)[row, kept:] - getattr(before, name)[row, kept:]
         getattr(cut, name)[row, kept:] += counted
+    # All tokens of the round came from one draft.
+    for name in ("num_accepted_tokens", "num_tokens"):
+        counted = (getattr(after.by_source, name) - getattr(before.by_source, name))[row]
+        getattr(cut.by_source, name)[row] += np.maximum(counted - kept, 0)
 
 
 @functools.partial(jax.jit, static_argnames="program")

@@ -21,8 +21,18 @@ import jax
 import jax.numpy as jnp
 
 from specjax.choices import Choices, KeyedChoices
-from specjax.decoding.state import NO_TOKEN, Counters, DecodingState, DispatchInfo, Finish, Parameters, RoundInfo, TokenLogprobs
-from specjax.drafters.base import Context, Drafter
+from specjax.decoding.state import (
+    NO_TOKEN,
+    Counters,
+    DecodingState,
+    DispatchInfo,
+    Finish,
+    Parameters,
+    RoundInfo,
+    SourceCounters,
+    TokenLogprobs,
+)
+from specjax.drafters.base import Context, Drafter, sources_of
 from specjax.models.base import ModelFunctions
 from specjax.sampling.allowed_tokens import START, advance
 from specjax.sampling.params import SamplingArrays
@@ -86,7 +96,7 @@ class Round:
             cache=self.target.init_cache(params.target, batch, width - 1),
             observed=jnp.zeros((batch,), jnp.int32),
             drafter=self.drafter.init(params.drafter, batch, width - 1),
-            counters=Counters.zeros(batch, self.drafter.tree.depth, self.logits_dtype),
+            counters=Counters.zeros(batch, self.drafter.tree.depth, self.logits_dtype, len(sources_of(self.drafter))),
         )
 
     def prefill_chunk(self, params: Parameters, state: DecodingState) -> DecodingState:
@@ -159,6 +169,8 @@ class Round:
         draft = draft.checked()
         if draft.tree != tree:
             raise ValueError(f"drafter {self.drafter!r:.200} proposed the tree {draft.tree}; it must be its own, {tree}")
+        if (draft.source is not None) != bool(sources_of(self.drafter)):
+            raise ValueError(f"drafter {self.drafter!r:.200}: it must name its sources and state each draft's, or do neither")
         # What the drafter really drew by, were it not what it was chosen for.
         check_fits(self.rule, draft.tree, draft.laws)
         asked = jnp.arange(draft.tree.num_nodes)[None, :] < num_draft[:, None]
@@ -314,12 +326,30 @@ def _count(state: DecodingState, draft: Draft, verdict: Verdict, log_probs, coun
         if draft.parent_log_probs is not None:
             common = jnp.sum(jnp.exp(jnp.minimum(log_probs[:, inner], draft.parent_log_probs)), axis=-1)
             overlap = overlap.at[:, depths].add(jnp.where(tested, common, 0))
+    drafted = jnp.where(took_part, jnp.sum(draft.valid, axis=1, dtype=jnp.int32), 0)
     return Counters(
         num_drafts=counters.num_drafts + took_part,
-        num_draft_tokens=counters.num_draft_tokens + jnp.where(took_part, jnp.sum(draft.valid, axis=1, dtype=jnp.int32), 0),
+        num_draft_tokens=counters.num_draft_tokens + drafted,
         num_accepted_tokens_per_pos=counters.num_accepted_tokens_per_pos + by_depth,
         num_tested_per_pos=counters.num_tested_per_pos + num_tested,
         overlap_per_pos=counters.overlap_per_pos + overlap,
+        by_source=_count_source(counters.by_source, draft.source, took_part, drafted, accepted, counts),
+    )
+
+
+def _count_source(counters: SourceCounters, source, took_part, drafted, accepted, counts) -> SourceCounters:
+    if source is None:
+        return counters
+    is_source = (source[:, None] == jnp.arange(counters.num_drafts.shape[1])[None, :]) & took_part[:, None]
+
+    def added(counter, values):
+        return counter + jnp.where(is_source, values[:, None], 0)
+
+    return SourceCounters(
+        num_drafts=counters.num_drafts + is_source,
+        num_draft_tokens=added(counters.num_draft_tokens, drafted),
+        num_accepted_tokens=added(counters.num_accepted_tokens, accepted),
+        num_tokens=added(counters.num_tokens, counts),
     )
 
 

@@ -31,6 +31,25 @@ class Finish(enum.IntEnum):
 
 
 @flax.struct.dataclass
+class SourceCounters:
+    """The same by the drafter that a draft came from; J of them, none for drafters that are not made of several.
+
+    A round that drafted nothing belongs to none.
+
+    Attributes:
+      num_drafts: [B, J] int32, rounds.
+      num_draft_tokens: [B, J] int32, valid draft nodes.
+      num_accepted_tokens: [B, J] int32, accepted and emitted draft tokens.
+      num_tokens: [B, J] int32, emitted tokens.
+    """
+
+    num_drafts: jax.Array
+    num_draft_tokens: jax.Array
+    num_accepted_tokens: jax.Array
+    num_tokens: jax.Array
+
+
+@flax.struct.dataclass
 class Counters:
     """Statistics of the rows so far; see ``specjax.statistics`` for what is made of them.
 
@@ -41,6 +60,7 @@ class Counters:
       num_tested_per_pos: [B, depth] int32, nodes before emitted tokens that had a valid child, by depth: places where acceptance
         was decided.
       overlap_per_pos: [B, depth] float, sum over those nodes of sum(min(p, q)), where the drafter knows q.
+      by_source: counts by the drafter that a draft came from.
     """
 
     num_drafts: jax.Array
@@ -48,12 +68,14 @@ class Counters:
     num_accepted_tokens_per_pos: jax.Array
     num_tested_per_pos: jax.Array
     overlap_per_pos: jax.Array
+    by_source: SourceCounters
 
     @classmethod
-    def zeros(cls, batch: int, depth: int, dtype) -> "Counters":
+    def zeros(cls, batch: int, depth: int, dtype, num_sources: int = 0) -> "Counters":
         """Nothing counted yet."""
         per_row, per_pos = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, depth), jnp.int32)
-        return cls(per_row, per_row, per_pos, per_pos, per_pos.astype(dtype))
+        by_source = SourceCounters(*[jnp.zeros((batch, num_sources), jnp.int32)] * 4)
+        return cls(per_row, per_row, per_pos, per_pos, per_pos.astype(dtype), by_source)
 
 
 @flax.struct.dataclass

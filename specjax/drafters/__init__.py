@@ -7,10 +7,12 @@ from specjax.drafters.eagle import Eagle
 from specjax.drafters.heads import eagle, medusa
 from specjax.drafters.medusa import Medusa
 from specjax.drafters.prompt_lookup import PromptLookup, prompt_lookup
+from specjax.drafters.stacked import BoundStack, Stacked, stacked
 from specjax.drafters.stopping import DraftStep, StopAfterUnlikely, StopAtConfidence, StopAtEntropy, StopHook
 
 __all__ = [
     "BoundDrafter",
+    "BoundStack",
     "Context",
     "DraftModel",
     "DraftStep",
@@ -20,6 +22,7 @@ __all__ = [
     "Medusa",
     "NoDrafter",
     "PromptLookup",
+    "Stacked",
     "StopAfterUnlikely",
     "StopAtConfidence",
     "StopAtEntropy",
@@ -29,4 +32,5 @@ __all__ = [
     "eagle",
     "medusa",
     "prompt_lookup",
+    "stacked",
 ]

@@ -56,6 +56,9 @@ class Drafter(Protocol):
       tree: topology of every proposal.
       law_choices: the laws that it can draw by; ``with_law`` fixes one of them for a run.
       feature_layers: layers of the target whose states ``observe`` is to be shown; may be left out where there are none.
+
+    A drafter made of several may name them in ``sources``, a tuple of strings; ``Draft.source`` then says which of them drafted
+    each row, and statistics tell them apart.
     """
 
     tree: DraftTree
@@ -129,7 +132,7 @@ class BoundDrafter:
 
     def target_functions(self, target: Model) -> ModelFunctions:
         """The target's functions, showing the layers that the drafter reads."""
-        layers = getattr(self.functions, "feature_layers", ())
+        layers = feature_layers_of(self.functions)
         return target.functions.with_features(layers) if layers else target.functions
 
     def params_for(self, target: Model) -> Any:
@@ -142,6 +145,16 @@ class BoundDrafter:
         if self.model is None or self.model.tokenizer is None or target.tokenizer is None:
             return
         target.tokenizer.check_same(self.model.tokenizer)
+
+
+def feature_layers_of(drafter: Drafter) -> tuple[int, ...]:
+    """The layers of the target that a drafter's ``observe`` is to be shown."""
+    return getattr(drafter, "feature_layers", ())
+
+
+def sources_of(drafter: Drafter) -> tuple[str, ...]:
+    """Names of the drafters that a draft of ``drafter`` may come from; empty if it is not made of several."""
+    return tuple(getattr(drafter, "sources", ()))
 
 
 def bind(drafter) -> BoundDrafter:

@@ -7,8 +7,9 @@ import operator
 import pytest
 
 from specjax.certificates import certify
+from specjax.certificates.table import in_threads
 from specjax.certificates.tiny import table_drafter, table_model
-from specjax.drafters import draft_model
+from specjax.drafters import draft_model, prompt_lookup, stacked
 from specjax.drafters.stopping import StopAfterUnlikely, StopAtConfidence, StopAtEntropy
 from specjax.sampling import SamplingParams
 from specjax.tree import DraftTree, Law
@@ -70,3 +71,43 @@ def test_a_reduced_vocabulary():
     found = certify("token", drafter=table_drafter(DraftTree.chain(2), vocab_size=2, offsets=(0, 1)), law=Law.INDEPENDENT)
     assert found.lossless, found.counterexample
     assert found.expected_tokens > 1.2
+
+
+I, W, C = Law.INDEPENDENT, Law.WITHOUT_REPLACEMENT, Law.COUPLED
+LOOKUP = prompt_lookup(2, prompt_lookup_max=2, prompt_lookup_min=1)
+# The lookup is deeper than what is stacked on it, or lies within it.
+LONGER, WITHIN, PAIR = DraftTree.chain(1), FORK, DraftTree((-1, 0, 0))
+STACKS = {
+    "block": ("block", W, LONGER),
+    "kseq": ("kseq", I, PAIR),
+    "without_replacement": ("without_replacement", W, WITHIN),
+    "gumbel": ("gumbel", C, PAIR),
+}
+
+
+@pytest.fixture(scope="module")
+def stacks(request):
+    """Certificates of the stacks that this run of the tests asks for, made side by side."""
+    asked = [item.callspec.params["name"] for item in request.session.items if "stacks" in getattr(item, "fixturenames", ())]
+
+    def certified(name):
+        rule, law, tree = STACKS[name]
+        return certify(rule, law=law, drafter=stacked(LOOKUP, table_drafter(tree, seed=1)))
+
+    return dict(in_threads(certified, asked))
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_lookup_stacked_on_drawn_drafts(name, stacks):
+    """Rows of one batch are drafted by one and by the other: a token occurs again in some outputs of the first round."""
+    found = stacks[name]
+    assert found.lossless, found.counterexample
+    assert found.max_error <= (0 if name == "gumbel" else 1e-12)
+    assert found.expected_tokens > 1.3
+
+
+def test_a_stack_of_a_draft_model_with_budgets():
+    stack = stacked(LOOKUP, draft_model(table_model(3, seed=1), tree=FORK))
+    found = certify("traversal", drafter=stack, max_tokens=BUDGETS)
+    assert found.lossless, found.counterexample
+    assert found.expected_tokens > 1.1

@@ -98,11 +98,15 @@ def test_drafters_change_nothing_but_the_statistics(generate, chat_model):
             ("--drafter", "none", "--num-speculative-tokens", "0"),
             ("--drafter", "lookup", "--num-speculative-tokens", "0"),
             ("--drafter", "auto", "--num-speculative-tokens", "5"),
+            ("--drafter", f"lookup+draft={chat_model}", "--num-speculative-tokens", "3"),
             ("--drafter", f"draft={chat_model}", "--num-speculative-tokens", "2"),
         )
     ]
     assert len({json.dumps(run["token_ids"]) for run in runs}) == 1
-    assert [run["stats"]["num_draft_tokens"] > 0 for run in runs] == [False, False, False, True, True]
+    assert [run["stats"]["num_draft_tokens"] > 0 for run in runs] == [False, False, False, True, True, True]
+    assert [len(run["stats"]["by_source"]) for run in runs] == [0, 0, 0, 0, 2, 0]
+    sources = runs[4]["stats"]["by_source"].values()
+    assert sum(source["num_draft_tokens"] for source in sources) == runs[4]["stats"]["num_draft_tokens"]
     assert runs[-1]["stats"]["draft_acceptance_rate"] > 0.5  # the model drafts for itself; the budget cuts its last round
 
 
@@ -139,6 +143,11 @@ def test_log_probabilities_and_several_completions(generate):
         (("--stop-sequence", "x"), "no option --stop-sequence: here it is --stop TEXT"),
         (("--rule", "best"), "rule is 'best'; it must be 'auto' or one of"),
         (("--rule", "greedy", "--temperature", "0.5"), "rule 'greedy' needs temperature 0"),
+        (
+            ("--drafter", "lookup+draft=x", "--rule", "membership", "--num-speculative-tokens", "40"),
+            "is 40; it must be from 0 to 32",
+        ),
+        (("--drafter", "lookup", "--rule", "kseq", "--temperature", "0.5"), "this drafter draws 'deterministic'"),
     ],
 )
 def test_what_is_wrong_with_the_call_is_said_before_a_model_is_loaded(specjax_command, arguments, words):

@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from specjax import Completion, Piece, Stats
-from specjax.cli.report import print_comparison, print_text
+from specjax.cli.report import print_comparison, print_statistics, print_text
+from specjax.statistics import SourceStats
 
 
 def completion(token_ids, **counts):
@@ -50,3 +51,16 @@ def test_text_is_printed_piece_by_piece(capsys):
     pieces = [Piece("[bold]one", [1]), Piece(" two", [2], whole)]
     assert print_text(pieces) is whole
     assert capsys.readouterr().out == "[bold]one two\n"
+
+
+def test_acceptance_by_source():
+    sources = {"prompt_lookup": SourceStats(2, 6, 4, 6), "draft_model([b])": SourceStats()}
+    console = Console(file=io.StringIO(), width=200, highlight=False)
+    print_statistics(completion([5, 6], by_source=sources), console)
+    lines = console.file.getvalue().splitlines()
+    (found,) = [line for line in lines if "from prompt_lookup" in line]
+    (drawn,) = [line for line in lines if "from draft_model([b])" in line]
+    assert "2 rounds, 4 of 6 tokens accepted, 3.00 tokens per round" in found
+    assert "0 rounds, 0 of 0 tokens accepted " in drawn
+    assert "from prompt_lookup: 2 rounds" in printed(PLAIN, completion([5, 6, 7, 8], by_source=sources, **COUNTS))
+    assert "from" not in printed(PLAIN, completion([5, 6, 7, 8], **COUNTS)).replace("from token", "")

@@ -7,7 +7,7 @@ import pytest
 import specjax
 from specjax import SamplingParams
 from specjax.decoding import run_rounds
-from specjax.drafters import draft_model, prompt_lookup
+from specjax.drafters import draft_model, prompt_lookup, stacked
 from tests import hash_model as tiny
 
 TABLE = tiny.random_table(0)
@@ -37,6 +37,7 @@ TEXTS = [Pieces().decode(tokens) for tokens in PLAIN]
 PERFECT = draft_model(tiny.model(TABLE), 4)
 CLOSE = draft_model(tiny.model(TABLE + 0.7 * tiny.random_table(1)), 4)
 DRAFTERS = {"none": None, "perfect": PERFECT, "close": CLOSE, "lookup": prompt_lookup(4, prompt_lookup_min=1)}
+STACK = stacked(DRAFTERS["lookup"], PERFECT)
 EVERY_DRAFTER = pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=DRAFTERS)
 
 
@@ -77,7 +78,7 @@ def test_the_other_rows_of_the_batch_are_left_alone(drafter):
             assert getattr(together[row].stats, name) == getattr(alone[row].stats, name), name
 
 
-@EVERY_DRAFTER
+@pytest.mark.parametrize("drafter", [*DRAFTERS.values(), STACK], ids=[*DRAFTERS, "stack"])
 def test_statistics_are_those_of_a_stop_token_at_the_same_place(drafter):
     """Cases 129 and 133: what stands behind the cut is not emitted, and not counted but as drafted."""
     for place in (0, 2, 4, 6, 8):
@@ -92,7 +93,14 @@ def test_statistics_are_those_of_a_stop_token_at_the_same_place(drafter):
         for one, other in zip(by_text, by_token, strict=True):
             assert one.token_ids == other.token_ids
             assert one.stats.overlap == (None if other.stats.overlap is None else pytest.approx(other.stats.overlap, rel=1e-5))
-            for name in ("num_tokens", "num_drafts", "num_draft_tokens", "num_accepted_tokens_per_pos", "num_tested"):
+            for name in (
+                "num_tokens",
+                "num_drafts",
+                "num_draft_tokens",
+                "num_accepted_tokens_per_pos",
+                "num_tested",
+                "by_source",
+            ):
                 assert getattr(one.stats, name) == getattr(other.stats, name), name
 
 

@@ -1,0 +1,177 @@
+"""``--drafter``: what its names mean, and how they are put together.
+
+A new drafter is a line of ``DRAFTERS`` and a function that makes it.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+from specjax.cli.options import MAX_SPECULATIVE_TOKENS, CallError
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """One name that ``--drafter`` takes.
+
+    Attributes:
+      make: from the text behind "=" (None without), K (None if it was not given) and the dtype asked for to the drafter.
+      shape: the tree that it proposes at most, and the laws that it can draw by, known before a model is loaded. Imports JAX.
+      argument: what stands behind "=", "" for nothing.
+      needs_argument: whether it must be given.
+      may_lack: whether it may propose nothing, so that another drafter can stand behind it.
+    """
+
+    make: Callable
+    shape: Callable
+    argument: str = ""
+    needs_argument: bool = True
+    may_lack: bool = False
+
+
+def _lookup(argument, length, dtype):
+    from specjax.drafters import prompt_lookup
+
+    del argument, dtype
+    return prompt_lookup(**_given(length))
+
+
+def _lookup_shape():
+    from specjax.drafters import PromptLookup
+    from specjax.tree import DraftTree
+
+    return DraftTree.chain(1), PromptLookup.law_choices
+
+
+def _draft(argument, length, dtype):
+    from specjax import load_model
+    from specjax.drafters import draft_model
+
+    return draft_model(load_model(argument, dtype=dtype), **_given(length))
+
+
+def _draft_shape():
+    from specjax.drafters import DraftModel
+    from specjax.tree import DraftTree
+
+    return DraftTree.chain(1), DraftModel.law_choices
+
+
+def _given(length):
+    return {} if length is None else {"num_speculative_tokens": length}
+
+
+DRAFTERS = {
+    "lookup": Kind(_lookup, _lookup_shape, may_lack=True),
+    "draft": Kind(_draft, _draft_shape, argument="MODEL"),
+}
+"""What proposes tokens, by name; beside these there are none and auto."""
+
+NOT_YET = ("medusa", "eagle")
+AUTO = "lookup"
+"""The strongest that every model has; trained drafts will come before it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One drafter of a call.
+
+    Attributes:
+      name: key of ``DRAFTERS``.
+      argument: the text behind "=", or None.
+    """
+
+    name: str
+    argument: str | None = None
+
+
+def parse_drafter(text: str, num_speculative_tokens: int | None) -> tuple[Part, ...]:
+    """What ``--drafter`` asks for: nothing, one drafter, or several stacked, asked in this order.
+
+    Args:
+      text: as it was given.
+      num_speculative_tokens: K, if it was given.
+
+    Raises:
+      CallError: the length is out of range, or the text names no drafter, a stack that makes no sense, or one that contradicts
+        ``num_speculative_tokens``.
+
+    Example:
+      >>> parse_drafter("lookup+draft=small+better.gguf", 4)
+      (Part(name='lookup', argument=None), Part(name='draft', argument='small+better.gguf'))
+      >>> parse_drafter("auto", None), parse_drafter("none", None)
+      ((Part(name='lookup', argument=None),), ())
+    """
+    length = num_speculative_tokens
+    if length is not None and not 0 <= length <= MAX_SPECULATIVE_TOKENS:
+        raise CallError(f"--num-speculative-tokens is {length}; it must be from 0 to {MAX_SPECULATIVE_TOKENS}")
+    if text == "none":
+        if length:
+            raise CallError(f"--drafter none drafts nothing, so --num-speculative-tokens must be 0 or left out; it is {length}")
+        return ()
+    if text == "auto":
+        return (Part(AUTO),)
+    # A path may have a + too: only one before the name of a drafter separates.
+    names = "|".join((*DRAFTERS, *NOT_YET, "none", "auto"))
+    parts = [_part(part, text) for part in re.split(rf"\+(?=(?:{names})(?:=|\+|$))", text)]
+    for place, part in enumerate(parts[:-1]):
+        if part in parts[:place]:
+            raise CallError(f"--drafter {text}: {part.name} is there twice; where it proposes nothing once, it does so again")
+        if not DRAFTERS[part.name].may_lack:
+            silent = ", ".join(name for name, kind in DRAFTERS.items() if kind.may_lack)
+            raise CallError(
+                f"--drafter {text}: {part.name} always proposes something, so what stands behind it would never be asked; put it "
+                f"last ({silent} can come first)"
+            )
+    if parts[-1] in parts[:-1]:
+        raise CallError(f"--drafter {text}: {parts[-1].name} is there twice; where it proposes nothing once, it does so again")
+    return tuple(parts)
+
+
+def _part(text: str, whole: str) -> Part:
+    name, equals, argument = text.partition("=")
+    if name in NOT_YET:
+        raise CallError(f"--drafter {whole} is not available yet; there are {known_names()}")
+    if name in ("none", "auto") and not equals:
+        raise CallError(f"--drafter {whole}: {name} stands alone; it cannot be stacked")
+    kind = DRAFTERS.get(name)
+    if kind is not None and kind.argument and not argument and (kind.needs_argument or equals):
+        raise CallError(f"--drafter {whole}: {name} is incomplete: --drafter {name}={kind.argument}")
+    if kind is None or (equals and not kind.argument):
+        raise CallError(f"--drafter is {whole!r}; it must be {known_names()}, or several joined by +, such as lookup+draft=MODEL")
+    return Part(name, argument or None)
+
+
+def known_names() -> str:
+    """The names as a sentence has them.
+
+    Example:
+      >>> known_names()
+      'none, lookup, draft=MODEL or auto'
+    """
+    names = ["none"]
+    for name, kind in DRAFTERS.items():
+        behind = f"={kind.argument}" if kind.argument else ""
+        names.append(name + (behind if kind.needs_argument or not behind else f"[{behind}]"))
+    return ", ".join(names) + " or auto"
+
+
+def check_drafter(parts: tuple[Part, ...], rule: str, greedy: bool, allow_lossy: bool) -> None:
+    """Raises ValueError if ``rule`` does not fit these drafters, before a model is loaded."""
+    from specjax.tree import DraftTree
+    from specjax.verification import choose_rule
+
+    # Of a stack the last decides: what others propose takes its laws.
+    tree, laws = DRAFTERS[parts[-1].name].shape() if parts else (DraftTree.chain(0), ())
+    choose_rule(rule, tree, laws, greedy, allow_lossy)
+
+
+def make_drafter(parts: tuple[Part, ...], num_speculative_tokens: int | None, dtype: str | None):
+    """The drafter, its models loaded; None for none. ``num_speculative_tokens`` holds for every part."""
+    from specjax.drafters import stacked
+
+    made = [DRAFTERS[part.name].make(part.argument, num_speculative_tokens, dtype) for part in parts]
+    drafter = made.pop() if made else None
+    while made:
+        drafter = stacked(made.pop(), drafter)
+    return drafter

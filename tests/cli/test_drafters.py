@@ -1,0 +1,69 @@
+"""``--drafter`` and what it stands for."""
+
+import pytest
+
+from specjax.cli import drafters
+from specjax.cli.drafters import DRAFTERS, Part, make_drafter, parse_drafter
+from specjax.cli.options import CallError
+from specjax.drafters import PromptLookup, Stacked
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("none", ()),
+        ("auto", (Part("lookup"),)),
+        ("lookup", (Part("lookup"),)),
+        ("draft=a.gguf", (Part("draft", "a.gguf"),)),
+        ("lookup+draft=a.gguf", (Part("lookup"), Part("draft", "a.gguf"))),
+        ("draft=a+b.gguf", (Part("draft", "a+b.gguf"),)),
+        ("lookup+draft=a+lookups/b=c", (Part("lookup"), Part("draft", "a+lookups/b=c"))),
+    ],
+)
+def test_what_can_be_asked_for(text, parts):
+    assert parse_drafter(text, None) == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "--drafter is ''; it must be none, lookup, draft=MODEL or auto, or several joined by +"),
+        ("guess", "--drafter is 'guess'"),
+        ("lookup+guess", r"--drafter is 'lookup\+guess'"),
+        ("lookup=3", "--drafter is 'lookup=3'"),
+        ("lookup+", r"--drafter is 'lookup\+'"),
+        ("none=1", "--drafter is 'none=1'"),
+        ("lookup+draft", r"lookup\+draft: draft is incomplete: --drafter draft=MODEL"),
+        ("lookup+none", "none stands alone; it cannot be stacked"),
+        ("auto+draft=a", "auto stands alone; it cannot be stacked"),
+        ("draft=a+lookup", r"draft always proposes something, .* put it last \(lookup can come first\)"),
+        ("draft=a+draft=b", "draft always proposes something"),
+        ("lookup+lookup", "lookup is there twice"),
+        ("lookup+lookup+draft=a", "lookup is there twice"),
+        ("lookup+eagle", "not available yet; there are none, lookup, draft=MODEL or auto"),
+    ],
+)
+def test_what_cannot(text, message):
+    with pytest.raises(CallError, match=message):
+        parse_drafter(text, None)
+
+
+def test_a_name_whose_argument_may_be_left_out(monkeypatch):
+    kind = drafters.Kind(None, None, argument="PATH", needs_argument=False)
+    monkeypatch.setitem(DRAFTERS, "heads", kind)
+    assert parse_drafter("heads", None) == (Part("heads"),)
+    assert parse_drafter("lookup+heads=a", None) == (Part("lookup"), Part("heads", "a"))
+    assert drafters.known_names() == "none, lookup, draft=MODEL, heads[=PATH] or auto"
+    with pytest.raises(CallError, match="heads is incomplete"):
+        parse_drafter("heads=", None)
+
+
+def test_what_is_made(chat_model):
+    assert make_drafter((), None, None) is None
+    lookup = make_drafter((Part("lookup"),), 3, None).functions
+    assert isinstance(lookup, PromptLookup)
+    assert lookup.num_speculative_tokens == 3
+    stack = make_drafter(parse_drafter(f"lookup+draft={chat_model}", 5), 5, "float32").functions
+    assert isinstance(stack, Stacked)
+    assert (stack.first.tree.num_nodes, stack.then.tree.num_nodes) == (5, 5)
+    assert stack.sources == ("prompt_lookup", "draft_model(tiny-chat)")
