@@ -42,6 +42,7 @@ def context_of(tokens, lengths, vocab_size):
     return Context(
         tokens=tokens,
         lengths=lengths,
+        room=jnp.full_like(lengths, 9),
         sampling=None,
         distribution=None,
         target_params=None,
