@@ -121,11 +121,11 @@ def certify(
         raise ValueError(f"certify: law is {law!r}; it must be a specjax.tree.Law, or one for each draft node of a tree")
     for name, value, kind in (
         ("target", target, Model),
-        ("tree", tree, DraftTree | TreeBounds),
+        ("tree", tree, (DraftTree, TreeBounds)),
         ("sampling", sampling, SamplingParams),
     ):
         if value is not None and not isinstance(value, kind):
-            wanted = getattr(kind, "__name__", kind)
+            wanted = "DraftTree or TreeBounds" if name == "tree" else kind.__name__
             raise ValueError(f"certify: {name} is {value!r:.200}; it must be None or a {wanted}")
     vocab_size, depth, rounds, seed = int(vocab_size), int(depth), int(rounds), int(seed)
     if target is None:
