@@ -1,6 +1,7 @@
 """A drafter small enough to go through all of its outcomes whose trees have another shape in every row."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,8 @@ from specjax.drafters.base import BoundDrafter, NoDrafter
 from specjax.row_trees import RowTrees, TreeBounds, best_nodes
 from specjax.tree import NO_PARENT, Draft, Law
 
-LEAST_LIKELY = -2.5
-"""Paths that are less likely than this log-probability are not drafted: some rows have fewer nodes than others."""
+LEAST_LIKELY = 0.2
+"""Paths that are less likely are not drafted: some rows have fewer nodes than others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,7 @@ class RowTreeDrafter(NoDrafter):
         tokens, scores = (jnp.take_along_axis(values, chosen, axis=1) for values in (tokens, scores))
         draft = Draft(
             tokens=tokens,
-            valid=(scores >= LEAST_LIKELY) & (jnp.arange(self.tree.num_nodes)[None, :] < num_draft[:, None]),
+            valid=(scores >= math.log(LEAST_LIKELY)) & (jnp.arange(self.tree.num_nodes)[None, :] < num_draft[:, None]),
             parent_log_probs=None,
             tree=RowTrees.from_parents(of_tree, self.tree.depth),
             laws=(self.law,) * self.tree.num_nodes,
