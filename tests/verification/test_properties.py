@@ -143,7 +143,8 @@ def test_a_row_s_own_tree_decides_as_a_static_one(rule):
     trees, depth = (BUSHY, DraftTree((-1, 0, 0, 0, 2, 2, 4))), 3
     parents = jnp.array([trees[row % 2].parents for row in range(8)])
     draft, log_p = case(RULES["membership"])
-    # Tokens that the target likes, so that much is accepted.
+    # A surer target, and tokens that it likes, so that much is accepted.
+    log_p = jax.nn.log_softmax(2.5 * log_p, axis=-1)
     best = jnp.argsort(-log_p, axis=-1)[jnp.arange(8)[:, None], parents[:, 1:], jnp.arange(6)[None] % 3]
     draft = draft.replace(tokens=best.astype(jnp.int32))
     of_rows = draft.replace(tree=RowTrees.from_parents(parents, depth)).checked()
