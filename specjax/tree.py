@@ -25,12 +25,16 @@ import enum
 import functools
 import numbers
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+if TYPE_CHECKING:
+    from specjax.row_trees import RowTrees
 
 ROOT = 0
 """Index of the root in every tree."""
@@ -58,9 +62,12 @@ class Law(enum.Enum):
     """The top of log q + g, where g is the Gumbel noise of its position that the rule uses as well."""
 
 
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class DraftTree:
-    """Topology of a draft: static and hashable, a part of the compiled round.
+    """Topology of a draft: static and hashable, a part of the compiled round. As a pytree it has no leaves.
+
+    Trees that a drafter shapes per row are :class:`specjax.row_trees.RowTrees`.
 
     Attributes:
       parents: for each of the T nodes the index of its parent; ``NO_PARENT`` for the root, which comes first.
@@ -227,6 +234,20 @@ class DraftTree:
             mask[node, [ROOT, *path]] = True
         return mask
 
+    def whole_paths(self, nodes: jax.Array) -> jax.Array:
+        """[B, N] bool, which of ``nodes`` [B, N] (bool) have all their ancestors among them.
+
+        Example:
+          >>> DraftTree((-1, 0, 0, 1)).whole_paths(jnp.array([[False, True, True]])).tolist()
+          [[False, True, False]]
+        """
+        needed = jnp.asarray(self.ancestor_mask[1:, 1:])
+        return jnp.all(nodes[:, None, :] | ~needed[None], axis=-1)
+
+    def path_to(self, node: jax.Array) -> jax.Array:
+        """[B, depth] int32, the draft nodes that lead to each row's ``node`` [B], itself included; ``ROOT`` behind the last."""
+        return jnp.asarray(self.path_table)[node]
+
     def prefix(self, num_nodes: int) -> "DraftTree":
         """The tree of the root and the first ``num_nodes`` draft nodes."""
         return DraftTree(self.parents[: num_nodes + 1])
@@ -249,8 +270,9 @@ class Draft:
       valid: [B, N] bool, the nodes that a row really drafted (a row may draft nothing). A node counts as valid only if
         its parent does.
       parent_log_probs: [B, P, V], log q at every node that has children, after temperature and filters and in the dtype
-        it was drawn with; None where all children are deterministic.
-      tree: topology.
+        it was drawn with; None where all children are deterministic, and may be None where trees are shaped per row (P is T
+        there, and no rule needs it).
+      tree: topology: a static one for all rows, or :class:`specjax.row_trees.RowTrees`.
       laws: a law for every draft node (N).
       source: [B] int32, which of its drafter's ``sources`` drafted each row, ``NO_SOURCE`` where none did; None of a drafter
         that has no such list.
@@ -259,7 +281,7 @@ class Draft:
     tokens: jax.Array
     valid: jax.Array
     parent_log_probs: jax.Array | None
-    tree: DraftTree = flax.struct.field(pytree_node=False)
+    tree: "DraftTree | RowTrees"
     laws: tuple[Law, ...] = flax.struct.field(pytree_node=False)
     source: jax.Array | None = None
 
@@ -273,18 +295,18 @@ class Draft:
         chex.assert_shape(self.valid, (batch, num_nodes))
         if self.source is not None:
             chex.assert_shape(self.source, (batch,))
+        if not isinstance(self.tree, DraftTree):
+            chex.assert_shape(self.tree.parents, (batch, num_nodes + 1))
         if not jnp.issubdtype(self.tokens.dtype, jnp.integer) or self.valid.dtype != bool:
             raise ValueError(
                 f"Draft: tokens are {self.tokens.dtype} and valid is {self.valid.dtype}; they must be integers and booleans"
             )
         if self.parent_log_probs is not None:
             chex.assert_shape(self.parent_log_probs, (batch, len(self.tree.inner_nodes), None))
-        elif any(law is not Law.DETERMINISTIC for law in self.laws):
+        elif isinstance(self.tree, DraftTree) and any(law is not Law.DETERMINISTIC for law in self.laws):
             raise ValueError("Draft: parent_log_probs is None; only deterministic drafts may leave it out")
         # A valid node's ancestors are all valid.
-        needed = jnp.asarray(self.tree.ancestor_mask[1:, 1:])
-        valid = jnp.all(self.valid[:, None, :] | ~needed[None], axis=-1)
-        return self.replace(valid=valid, tokens=self.tokens.astype(jnp.int32))
+        return self.replace(valid=self.tree.whole_paths(self.valid), tokens=self.tokens.astype(jnp.int32))
 
     @classmethod
     def empty(cls, batch: int) -> "Draft":

@@ -4,7 +4,9 @@ The settings are made before JAX starts: eight virtual CPU devices, implicit ran
 spends little time on code that runs for milliseconds (compiling tiny models would otherwise be most of the test time).
 """
 
+import json
 import os
+from pathlib import Path
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
@@ -19,6 +21,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 def pytest_addoption(parser):
     parser.addoption("--all-lengths", action="store_true", help="the default model with every draft length")
     parser.addoption("--qwen-path", default=None, help="Qwen2.5-Coder-0.5B-Instruct as .gguf, for its parity test")
+
+    parser.addoption(
+        "--trees-path",
+        default=None,
+        help="published trees as JSON, a list of objects with a name and tree_choices (paths of ranks, without the root)",
+    )
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +52,16 @@ def qwen_path(request):
     if path is None:
         pytest.skip("the file is large and not the default model: give its path with --qwen-path")
     return path
+
+
+@pytest.fixture(scope="session")
+def published_trees(request):
+    """{name: tree} of the file given with ``--trees-path``."""
+    from specjax.tree import DraftTree
+
+    path = request.config.getoption("--trees-path")
+    if path is None:
+        pytest.skip("published trees are not part of the repository: give a file with --trees-path")
+    trees = {entry["name"]: DraftTree.from_choices(entry["tree_choices"]) for entry in json.loads(Path(path).read_text())}
+    assert trees, f"{path} holds no tree"
+    return trees

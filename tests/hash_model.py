@@ -6,6 +6,8 @@ missing, stale or displaced cache entry leads to another row, and no order of su
 
 import dataclasses
 
+import flax.struct
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,9 +17,11 @@ from specjax.choices import KeyedChoices
 from specjax.decoding import prefill, run_rounds
 from specjax.decoding.generate import Batch
 from specjax.decoding.state import NO_TOKEN
-from specjax.drafters import Context
+from specjax.drafters import Context, NoDrafter
 from specjax.models.base import ModelOutput
 from specjax.sampling import PathDistribution, SamplingArrays
+from specjax.tree import Law
+from specjax.verification import RULES, SHAPES, why_not
 
 STATES = 9973
 WIDTH = 52
@@ -53,6 +57,52 @@ class HashModel:
         return KVCache.zeros(1, batch, 1, capacity, 1, jnp.int32)
 
 
+@flax.struct.dataclass
+class Seen:
+    """Everything a drafter was shown, and how much of it: [B, S + 1] each."""
+
+    tokens: jax.Array
+    features: jax.Array
+    count: jax.Array
+
+
+class Observer(NoDrafter):
+    """A drafter that keeps what it observes."""
+
+    def init(self, params, batch, capacity):
+        return Seen(jnp.zeros((batch, capacity + 1), jnp.int32), jnp.zeros((batch, capacity + 1)), jnp.zeros(batch, jnp.int32))
+
+    def observe(self, params, state, tokens, features, counts):
+        slot = jnp.arange(tokens.shape[1])[None, :]
+        place = jnp.where(slot < counts[:, None], state.count[:, None] + slot, state.tokens.shape[1])
+        row = jnp.arange(len(tokens))[:, None]
+        return Seen(
+            state.tokens.at[row, place].set(tokens, mode="drop"),
+            state.features.at[row, place].set(features[:, :, 0, 0], mode="drop"),
+            state.count + counts,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class AllOf:
+    """Asks several rules in one compiled round and decides what they agree on; where they do not, it emits a wrong token."""
+
+    rules: tuple
+    name, lossless, seed_stable, laws, shapes = "all of them", True, False, (Law.DETERMINISTIC,), frozenset(SHAPES)
+
+    def __call__(self, choices, draft, target_log_probs):
+        first, *others = [rule(choices, draft, target_log_probs) for rule in self.rules]
+        same = jnp.ones(first.num_accepted.shape, bool)
+        for other in others:
+            same &= (other.next_token == first.next_token) & jnp.all(other.path == first.path, axis=1)
+        return first.replace(next_token=jnp.where(same, first.next_token, (first.next_token + 1) % VOCAB))
+
+
+def all_rules(shape):
+    """All built-in rules that take deterministic drafts of this shape, as one."""
+    return AllOf(tuple(rule for rule in RULES.values() if why_not(rule, shape, Law.DETERMINISTIC) is None))
+
+
 def random_table(seed=0, width=WIDTH, scale=2.0):
     return (scale * np.random.default_rng(seed).normal(size=(STATES, width))).astype(np.float32)
 
@@ -66,6 +116,12 @@ def states(tokens):
     """The state after every prefix."""
     tokens = np.asarray(tokens)
     return np.cumsum((tokens + 1) * weight(np.arange(len(tokens)))) % STATES
+
+
+def entries(cache, row):
+    """The (token, position) pairs in a row of a hash model's cache."""
+    tokens, positions = (np.asarray(a)[row, 0, : int(cache.lengths[row]), 0].tolist() for a in (cache.keys[0], cache.values[0]))
+    return [(token - 1, position) for token, position in zip(tokens, positions, strict=True)]
 
 
 def greedy(table, prompt, num_tokens, vocab_size=VOCAB):
@@ -108,6 +164,7 @@ def context(histories, params, vocab_size=VOCAB, width=WIDTH, capacity=64):
     return Context(
         tokens=tokens,
         lengths=lengths,
+        room=capacity - lengths,
         sampling=sampling,
         distribution=PathDistribution.create(sampling, tokens, lengths, lengths, no_stops, vocab_size, width=width),
         target_params=(),

@@ -11,6 +11,7 @@ from specjax.certificates import certify
 from specjax.certificates.tiny import counting_tree
 from specjax.drafters import DraftModel, PromptLookup, StopAtConfidence, StopAtEntropy, draft_model, prompt_lookup
 from specjax.drafters.base import BoundDrafter
+from specjax.row_trees import RowTrees
 from specjax.tree import DraftTree, Law
 from specjax.verification import Match, Token, Typical, Verdict
 from tests import hash_model as tiny
@@ -50,6 +51,7 @@ class Proposes(PromptLookup):
             "tokens": {"tokens": draft.tokens.astype(jnp.float32)},
             "valid": {"valid": draft.valid.astype(jnp.int32)},
             "tree": {"tree": DraftTree((-1, 0, 0))},
+            "row trees": {"tree": RowTrees.from_parents(jnp.array([[-1, 0, 0]]), 1)},
         }[self.change]
         return draft.replace(**change), state
 
@@ -67,6 +69,7 @@ class Proposes(PromptLookup):
         ({"drafter": Proposes(2, 3, 2, "tokens")}, "tokens are float32 and valid is bool; they must be integers and booleans"),
         ({"drafter": Proposes(2, 3, 2, "valid")}, "tokens are int32 and valid is int32; they must be integers and booleans"),
         ({"drafter": Proposes(2, 3, 2, "tree")}, r"proposed the tree DraftTree\(parents=\(-1, 0, 0\)\); it must be its own"),
+        ({"drafter": Proposes(2, 3, 2, "row trees")}, r"TreeBounds\(num_nodes=2, depth=1\); it must be its own, DraftTree"),
         ({"drafter": DraftModel}, "drafter is the class DraftModel; it must be an object"),
         ({"drafter": draft_model(TARGET, 2, stop=lambda step: True)}, r"stop .* returned True; it must be booleans of shape"),
     ],

@@ -23,17 +23,19 @@ import numpy as np
 from specjax.certificates.comparison import Certificate, compare
 from specjax.certificates.enumerator import CHUNK, Branches, EnumeratingChoices, branch_out, production_key
 from specjax.certificates.tiny import table_model
+from specjax.certificates.tiny_row_trees import row_tree_drafter
 from specjax.decoding.prompts import check_allowed_tokens, check_processor, check_settings
 from specjax.decoding.round import Round
 from specjax.decoding.state import NO_TOKEN, Finish, Parameters
 from specjax.drafters.base import BoundDrafter, NoDrafter, bind
 from specjax.drafters.draft_model import draft_model
 from specjax.models.loaded import Model
+from specjax.row_trees import TreeBounds
 from specjax.sampling.allowed_tokens import START, AllowedTokens, advance
 from specjax.sampling.params import SamplingArrays, SamplingParams
 from specjax.sampling.path import LogitsProcessor, PathDistribution
 from specjax.tree import DraftTree, Law
-from specjax.verification.base import CHAIN, TREE, Rule, check_rule, why_not
+from specjax.verification.base import Rule, check_fits, check_rule
 from specjax.verification.match_walk import Greedy
 from specjax.verification.rules import RULES
 
@@ -68,7 +70,7 @@ def certify(
     depth: int = 2,
     rounds: int = 2,
     law: Law | Sequence[Law] | None = None,
-    tree: DraftTree | None = None,
+    tree: DraftTree | TreeBounds | None = None,
     drafter=None,
     target: Model | None = None,
     max_tokens: Sequence[int] | None = None,
@@ -87,7 +89,7 @@ def certify(
       rounds: rounds to go through; 1 hides mistakes that 2 show.
       law: how the draft model draws, or a law for each draft node of ``tree``; None is the first of the rule's laws that the
         drafter knows.
-      tree: what the tiny draft model proposes instead of a chain.
+      tree: what the tiny draft model proposes instead of a chain; bounds: what a tiny drafter shapes for every row.
       drafter: another drafter than the tiny draft model.
       target: another target than the tiny table of random distributions.
       max_tokens: budgets of new tokens; a row of the batch for each. None: as many as the rounds may emit.
@@ -119,16 +121,17 @@ def certify(
         raise ValueError(f"certify: law is {law!r}; it must be a specjax.tree.Law, or one for each draft node of a tree")
     for name, value, kind in (
         ("target", target, Model),
-        ("tree", tree, DraftTree),
+        ("tree", tree, (DraftTree, TreeBounds)),
         ("sampling", sampling, SamplingParams),
     ):
         if value is not None and not isinstance(value, kind):
-            raise ValueError(f"certify: {name} is {value!r:.200}; it must be None or a {kind.__name__}")
+            wanted = "DraftTree or TreeBounds" if name == "tree" else kind.__name__
+            raise ValueError(f"certify: {name} is {value!r:.200}; it must be None or a {wanted}")
     vocab_size, depth, rounds, seed = int(vocab_size), int(depth), int(rounds), int(seed)
     if target is None:
         target = table_model(vocab_size, seed)
     vocab_size = target.vocab_size
-    drafter = _drafter(drafter, tree, depth, law, table_model(vocab_size, seed + 1))
+    drafter = _drafter(drafter, tree, depth, law, vocab_size, seed + 1)
     functions, laws = _with_laws(rule, drafter.functions, law)
     longest = check_size(vocab_size, functions.tree.depth, rounds)
     if sampling is None:
@@ -197,12 +200,15 @@ def check_size(vocab_size: int, depth: int, rounds: int) -> int:
     return longest
 
 
-def _drafter(drafter, tree, depth: int, law, model: Model) -> BoundDrafter:
-    """What was asked for: a drafter, or ``model`` drafting a tree or a chain."""
+def _drafter(drafter, tree, depth: int, law, vocab_size: int, seed: int) -> BoundDrafter:
+    """What was asked for: a drafter, or a tiny one of trees or chains."""
     if drafter is not None:
         if tree is not None:
             raise ValueError(f"certify: tree is {tree!r} beside a drafter, which has a tree of its own; give one of them")
         return bind(drafter)
+    if isinstance(tree, TreeBounds):
+        return row_tree_drafter(tree, vocab_size=vocab_size, seed=seed)
+    model = table_model(vocab_size, seed)
     # The drafter of chains knows fewer laws.
     if tree is None and depth > 0 and law is Law.WITHOUT_REPLACEMENT:
         tree = DraftTree.chain(depth)
@@ -229,10 +235,7 @@ def _with_laws(rule: Rule, functions, law):
             law = next((law for law in rule.laws if law in known), next(iter(known), None))
         laws = () if law is None else (law,) * tree.num_nodes
         functions = functions if law is None else functions.with_law(law)
-    for each in laws or (None,):
-        reason = why_not(rule, CHAIN if tree.is_chain else TREE, each)
-        if reason is not None:
-            raise ValueError(reason)
+    check_fits(rule, tree, laws)
     return functions, laws
 
 

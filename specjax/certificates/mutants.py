@@ -17,6 +17,7 @@ from specjax.certificates.enumerator import ReusedKeyError
 from specjax.certificates.tiny import constant_model, counting_tree, table_drafter
 from specjax.certificates.wrong_drafters import (
     ArgmaxAsDrawn,
+    CountsNodes,
     DistinctAsIndependent,
     DropsUnlikely,
     FilteredRecord,
@@ -24,6 +25,7 @@ from specjax.certificates.wrong_drafters import (
     OffsetsAsIds,
     SchedulesInRetrospect,
     SeesSiblings,
+    SharesMask,
     SoftWhereFound,
     UnnormalisedRecord,
     WrongLevel,
@@ -33,6 +35,7 @@ from specjax.certificates.wrong_rules import BlockRule, FreshNoise, SiblingRule,
 from specjax.choices import KeyedChoices, Stream
 from specjax.drafters.prompt_lookup import prompt_lookup
 from specjax.drafters.stacked import stacked
+from specjax.row_trees import TreeBounds
 from specjax.tree import DraftTree, Law
 
 CAUGHT_FROM = 1e-6
@@ -266,6 +269,18 @@ def acceptance_at_zero():
 def tree_mask_left_out():
     """The target's pass takes a tree for a chain: a node sees its siblings."""
     return certify("match", target=wrong_target(SeesSiblings), drafter=counting_tree(FORK), rounds=1)
+
+
+@mutant("positions by node number")
+def positions_by_node_number():
+    """Positions of a tree's nodes come from their place in the pass, not from their depth. Met in a public engine."""
+    return certify("match", target=wrong_target(CountsNodes), drafter=counting_tree(FORK), rounds=1)
+
+
+@mutant("one row's tree for all")
+def one_rows_tree_for_all():
+    """Trees are shaped per row, and the mask of the first is every row's: the batch index was dropped on the way."""
+    return certify("match", target=wrong_target(SharesMask), tree=TreeBounds(num_nodes=3, depth=2), rounds=1)
 
 
 @mutant("cache entry lost")

@@ -8,8 +8,9 @@ from typing import TypeVar
 
 from specjax.certificates.certificate import certify
 from specjax.certificates.comparison import Certificate
+from specjax.row_trees import TreeBounds
 from specjax.tree import NO_PARENT, ROOT, DraftTree, Law
-from specjax.verification import CHAIN, RULES, TREE, Rule, why_not
+from specjax.verification import CHAIN, ROW_TREE, RULES, SHAPES, TREE, Rule, why_not
 
 T, R = TypeVar("T"), TypeVar("R")
 
@@ -39,7 +40,7 @@ class Cell:
     Attributes:
       rule: the rule.
       law: how all draft tokens are drawn.
-      shape: ``CHAIN`` or ``TREE``.
+      shape: one of ``SHAPES``.
     """
 
     rule: Rule
@@ -61,7 +62,8 @@ class Cell:
           >>> Cell(RULES["match"], Law.DETERMINISTIC, CHAIN).certify(vocab_size=2, depth=1, rounds=1).lossless
           True
         """
-        tree = fork(depth) if self.shape == TREE else None
+        # As many nodes in both kinds of trees.
+        tree = {CHAIN: None, TREE: fork(depth), ROW_TREE: TreeBounds(num_nodes=depth + 1, depth=depth)}[self.shape]
         return certify(self.rule, vocab_size=vocab_size, depth=depth, rounds=rounds, seed=seed, law=self.law, tree=tree)
 
 
@@ -87,4 +89,4 @@ def cells(rules: Iterable[Rule] | None = None) -> list[Cell]:
       ['independent', 'independent']
     """
     rules = RULES.values() if rules is None else rules
-    return [Cell(rule, law, shape) for rule in rules for law in Law for shape in (CHAIN, TREE)]
+    return [Cell(rule, law, shape) for rule in rules for law in Law for shape in SHAPES]

@@ -183,6 +183,20 @@ class TableDrafter(NoDrafter):
         return of_target[drawn], possible, widened(log_probs, of_target, context.logits_width)
 
 
+def random_table(vocab_size: int, seed: int) -> np.ndarray:
+    """[NUM_DISTRIBUTIONS, V] log-probabilities.
+
+    Example:
+      >>> np.exp(random_table(vocab_size=3, seed=0)).sum(axis=1).round(12).tolist() == [1.0] * NUM_DISTRIBUTIONS
+      True
+    """
+    return _normalised(np.exp(np.random.default_rng(seed).normal(scale=1.5, size=(NUM_DISTRIBUTIONS, vocab_size))))
+
+
+def _normalised(table: np.ndarray) -> np.ndarray:
+    return _logs(table / table.sum(axis=1, keepdims=True))
+
+
 def widened(log_probs, of_target, vocab_size: int):
     """log q [B, V] of the target's ids, from that of a reduced vocabulary [B, width] whose ids are the target's ``of_target``.
 
@@ -211,10 +225,7 @@ def table_drafter(
       >>> table_drafter(DraftTree.chain(2), [[0.5, 0.5]]).functions.tree.depth
       2
     """
-    if table is None:
-        table = np.exp(np.random.default_rng(seed).normal(scale=1.5, size=(NUM_DISTRIBUTIONS, vocab_size)))
-    table = np.asarray(table, np.float64)
-    params = {"table": _logs(table / table.sum(axis=1, keepdims=True))}
+    params = {"table": random_table(vocab_size, seed) if table is None else _normalised(np.asarray(table, np.float64))}
     if offsets is not None:
         params["offsets"] = np.asarray(offsets, np.int32)
     return BoundDrafter(kind(tree, None if laws is None else tuple(laws)), params, name="table_drafter")

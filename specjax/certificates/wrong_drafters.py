@@ -109,6 +109,23 @@ class SeesSiblings(TableModel):
         return super().apply(params, tokens, positions, cache, None)
 
 
+class CountsNodes(TableModel):
+    """A target that takes a node's number for its depth."""
+
+    def apply(self, params, tokens, positions, cache, block_mask):
+        """See :meth:`specjax.models.base.ModelFunctions.apply`."""
+        return super().apply(params, tokens, positions[:, :1] + jnp.arange(tokens.shape[1])[None, :], cache, block_mask)
+
+
+class SharesMask(TableModel):
+    """A target that masks the trees of all rows like the first row's."""
+
+    def apply(self, params, tokens, positions, cache, block_mask):
+        """See :meth:`specjax.models.base.ModelFunctions.apply`."""
+        shared = block_mask if block_mask is None or block_mask.ndim == 2 else block_mask[0]
+        return super().apply(params, tokens, positions, cache, shared)
+
+
 @flax.struct.dataclass
 class LosingCache(KVCache):
     """A cache that forgets the last of several accepted tokens."""

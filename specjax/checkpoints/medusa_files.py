@@ -1,8 +1,8 @@
 """Public Medusa checkpoints: a folder with config.json and the heads in safetensors.
 
-Names are those of the authors' code: ``k.b.linear.weight`` and ``.bias`` for block b of head k, ``k.B.weight`` (B blocks) for its output
-matrix. There are two layouts, told apart by their names: heads with an output matrix each, and heads that use the target's.
-Checkpoints that only a pickle holds are refused.
+Names are those of the authors' code: ``k.b.linear.weight`` and ``.bias`` for block b of head k, ``k.B.weight`` (B blocks) for its
+output matrix. There are two layouts, told apart by their names: heads with an output matrix each, and heads that use the
+target's. Checkpoints that only a pickle holds are refused.
 """
 
 import json

@@ -1,11 +1,15 @@
 """``specjax certify``: which rules are lossless for which drafts, by enumeration; and whether that notices mistakes."""
 
 import json
+import sys
 from typing import Annotated
 
 import typer
 
 from specjax.cli import options
+
+WIDE = 120
+"""Columns in which the whole table fits."""
 
 
 def certify(
@@ -92,7 +96,8 @@ def _print(asked, found, mutants) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    # A file or a pipe has no width for which cells would have to be broken.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     shapes = list(dict.fromkeys(cell.shape for cell in asked))
     table = Table("rule", "law", *shapes)
     reasons: dict[str, int] = {}

@@ -34,6 +34,7 @@ from specjax.decoding.state import (
 )
 from specjax.drafters.base import Context, Drafter, sources_of
 from specjax.models.base import ModelFunctions
+from specjax.row_trees import RowTrees
 from specjax.sampling.allowed_tokens import START, advance
 from specjax.sampling.params import SamplingArrays
 from specjax.sampling.path import LogitsProcessor, PathDistribution, tree_paths
@@ -141,6 +142,8 @@ class Round:
         return Context(
             tokens=state.tokens,
             lengths=state.lengths,
+            # A round emits one token more than it accepts: never draft deeper than the budget can hold.
+            room=jnp.where(state.running, state.limits - state.lengths - 1, 0),
             sampling=state.sampling,
             distribution=distribution,
             target_params=params.target,
@@ -161,19 +164,21 @@ class Round:
         if choices is None:
             choices = KeyedChoices(state.sampling.seeds, state.sampling.completion, state.lengths)
         context = self.context(params, state)
-        # A round emits one token more than it accepts: never draft deeper than the budget can hold.
-        room = jnp.where(state.running, state.limits - state.lengths - 1, 0)
         tree = self.drafter.tree
-        num_draft = jnp.asarray(tree.nodes_within)[jnp.clip(room, 0, tree.depth)]
+        num_draft = jnp.asarray(tree.nodes_within)[jnp.clip(context.room, 0, tree.depth)]
         draft, drafter = self.drafter.propose(params.drafter, state.drafter, context, choices, num_draft)
+        proposed = draft.tree.bounds if isinstance(draft.tree, RowTrees) else draft.tree
+        if proposed != tree:
+            raise ValueError(f"drafter {self.drafter!r:.200} proposed the tree {proposed}; it must be its own, {tree}")
         draft = draft.checked()
-        if draft.tree != tree:
-            raise ValueError(f"drafter {self.drafter!r:.200} proposed the tree {draft.tree}; it must be its own, {tree}")
         if (draft.source is not None) != bool(sources_of(self.drafter)):
             raise ValueError(f"drafter {self.drafter!r:.200}: it must name its sources and state each draft's, or do neither")
         # What the drafter really drew by, were it not what it was chosen for.
         check_fits(self.rule, draft.tree, draft.laws)
         asked = jnp.arange(draft.tree.num_nodes)[None, :] < num_draft[:, None]
+        if isinstance(draft.tree, RowTrees):
+            # In these, node order says little about depth.
+            asked &= draft.tree.depths[:, 1:] <= context.room[:, None]
         draft = draft.replace(valid=draft.valid & asked).checked()
 
         log_probs, logits, features, block = self._verify_pass(params.target, state, draft, context.distribution)
@@ -216,15 +221,15 @@ class Round:
         tree = draft.tree
         root = jnp.take_along_axis(state.tokens, state.lengths[:, None] - 1, axis=1)
         tokens = jnp.concatenate([root, draft.tokens], axis=1)
-        positions = state.lengths[:, None] - 1 + jnp.asarray(tree.depths, jnp.int32)[None, :]
+        positions = state.lengths[:, None] - 1 + jnp.atleast_2d(jnp.asarray(tree.depths, jnp.int32))
         block_mask = None if tree.is_chain else jnp.asarray(tree.ancestor_mask)
         path_tokens, path_lengths = tree_paths(tree, draft.tokens)
 
         def passed(size):
-            mask = None if block_mask is None else block_mask[:size, :size]
+            mask = None if block_mask is None else block_mask[..., :size, :size]
             output = self.target.apply(params, tokens[:, :size], positions[:, :size], state.cache, mask)
             logits = self.target.unembed(params, output.hidden).astype(self.logits_dtype)
-            log_probs = distribution.log_probs(logits, path_tokens[:, :size], path_lengths[:size])
+            log_probs = distribution.log_probs(logits, path_tokens[:, :size], path_lengths[..., :size])
             return log_probs, None if self.num_logprobs is None else logits, output.features, output.block
 
         if tree.num_nodes == 0:
@@ -308,6 +313,11 @@ def _emitted_tokens(draft: Draft, verdict: Verdict) -> jax.Array:
     return jnp.where(place < verdict.num_accepted[:, None], accepted, verdict.next_token[:, None]).astype(jnp.int32)
 
 
+def _overlap(target, proposed):
+    """[...] sum(min(p, q)) of log-probabilities [..., V]."""
+    return jnp.sum(jnp.exp(jnp.minimum(target, proposed)), axis=-1)
+
+
 def _count(state: DecodingState, draft: Draft, verdict: Verdict, log_probs, counts) -> Counters:
     counters, tree = state.counters, draft.tree
     took_part = state.running & (counts > 0)
@@ -315,17 +325,22 @@ def _count(state: DecodingState, draft: Draft, verdict: Verdict, log_probs, coun
     by_depth = (jnp.arange(tree.depth)[None, :] < accepted[:, None]) & took_part[:, None]
     num_tested, overlap = jnp.zeros_like(counters.num_tested_per_pos), jnp.zeros_like(counters.overlap_per_pos)
     if tree.num_nodes:
-        inner = jnp.asarray(tree.inner_nodes, jnp.int32)
-        is_child = jnp.asarray(tree.parents[1:], jnp.int32)[None, :] == inner[:, None]
-        on_path = (inner == ROOT)[None, :] | jnp.any(verdict.path[:, :, None] == inner[None, None, :], axis=1)
+        # By depth the node of the accepted path whose children are looked at.
+        place, nodes = jnp.arange(tree.depth)[None, :], jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=ROOT)[:, :-1]
+        parents = jnp.atleast_2d(jnp.asarray(tree.parents, jnp.int32))[:, 1:]
+        is_child = parents[:, None, :] == nodes[:, :, None]
         # Not behind an end token: what was accepted there is not emitted and not counted either.
-        depths = jnp.asarray(tree.depths, jnp.int32)[inner]
-        kept = depths[None, :] < counts[:, None]
-        tested = on_path & jnp.any(draft.valid[:, None, :] & is_child[None], axis=-1) & kept
-        num_tested = num_tested.at[:, depths].add(tested.astype(jnp.int32))
+        there = (place <= verdict.num_accepted[:, None]) & (place < counts[:, None])
+        tested = there & jnp.any(draft.valid[:, None, :] & is_child, axis=-1)
+        num_tested = tested.astype(jnp.int32)
         if draft.parent_log_probs is not None:
-            common = jnp.sum(jnp.exp(jnp.minimum(log_probs[:, inner], draft.parent_log_probs)), axis=-1)
-            overlap = overlap.at[:, depths].add(jnp.where(tested, common, 0))
+            inner, rows = tree.inner_nodes, jnp.asarray(tree.inner_index)[nodes]
+            if len(inner) <= tree.depth:
+                # A chain, where gathering rows first would cost more than it saves.
+                common = _gather(_overlap(log_probs[:, jnp.asarray(inner)], draft.parent_log_probs), rows)
+            else:
+                common = _overlap(_gather(log_probs, nodes), _gather(draft.parent_log_probs, rows))
+            overlap = jnp.where(tested, common, 0)
     drafted = jnp.where(took_part, jnp.sum(draft.valid, axis=1, dtype=jnp.int32), 0)
     return Counters(
         num_drafts=counters.num_drafts + took_part,

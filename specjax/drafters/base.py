@@ -16,6 +16,7 @@ from specjax.cache import KVCache
 from specjax.choices import Choices
 from specjax.models.base import ModelFunctions
 from specjax.models.loaded import Model
+from specjax.row_trees import TreeBounds
 from specjax.sampling.params import SamplingArrays
 from specjax.sampling.path import PathDistribution
 from specjax.tree import Draft, DraftTree, Law
@@ -28,6 +29,8 @@ class Context:
     Attributes:
       tokens: [B, S] int32, prompt and committed tokens; entries from ``lengths[b]`` on are not valid.
       lengths: [B] int32, committed length; ``tokens[b, lengths[b] - 1]`` is the root of the draft.
+      room: [B] int32, how deep a draft may be that the row's budget can hold; 0 for rows that have finished. Nodes that are
+        deeper are not verified.
       sampling: settings of the rows.
       distribution: what turns logits at any place behind the committed text into the log-probabilities of the row's settings; the
         target's go through the same.
@@ -40,6 +43,7 @@ class Context:
 
     tokens: jax.Array
     lengths: jax.Array
+    room: jax.Array
     sampling: SamplingArrays
     distribution: PathDistribution
     target_params: Any
@@ -53,7 +57,7 @@ class Drafter(Protocol):
     """The pure functions of a drafter. Hashable: it is a static part of the compiled round.
 
     Attributes:
-      tree: topology of every proposal.
+      tree: topology of every proposal, or the bounds of proposals that hold :class:`specjax.row_trees.RowTrees`.
       law_choices: the laws that it can draw by; ``with_law`` fixes one of them for a run.
       feature_layers: layers of the target whose states ``observe`` is to be shown; may be left out where there are none.
 
@@ -61,7 +65,7 @@ class Drafter(Protocol):
     each row, and statistics tell them apart.
     """
 
-    tree: DraftTree
+    tree: DraftTree | TreeBounds
     law_choices: tuple[Law, ...]
 
     def with_law(self, law: Law) -> "Drafter":
@@ -87,7 +91,8 @@ class Drafter(Protocol):
     def propose(self, params: Any, state: Any, context: Context, choices: Choices, num_draft: jax.Array) -> tuple[Draft, Any]:
         """Drafts the first ``num_draft`` [B] nodes of the tree, in node order (fewer where it has nothing to say).
 
-        How many is decided without looking at the sampled values.
+        How many is decided without looking at the sampled values. Shapes of a row's own may depend on tokens that are
+        deterministic or coupled.
         """
         ...
 
@@ -124,8 +129,10 @@ class BoundDrafter:
             )
         if missing:
             raise ValueError(f"drafter is {self.functions!r}; a drafter has {', '.join(missing)} (see specjax.drafters.Drafter)")
-        if not isinstance(self.functions.tree, DraftTree):
-            raise ValueError(f"drafter {self.functions!r:.200}: tree is {self.functions.tree!r}; it must be a DraftTree")
+        if not isinstance(self.functions.tree, DraftTree | TreeBounds):
+            raise ValueError(
+                f"drafter {self.functions!r:.200}: tree is {self.functions.tree!r}; it must be a DraftTree, or TreeBounds"
+            )
         laws = self.functions.law_choices
         if not isinstance(laws, Sequence) or not all(isinstance(law, Law) for law in laws):
             raise ValueError(f"drafter {self.functions!r:.200}: law_choices is {laws!r}; it must be a tuple of specjax.tree.Law")

@@ -1,8 +1,8 @@
 """An autoregressive head drafts a chain or a tree (Li et al. 2024, arXiv:2401.15077).
 
-Its cache holds an entry for every committed token, the root included, made of the *target's* states: ``observe`` feeds the accepted
-tokens anew, since those that the head drafted were made of its own. A draft is a block behind the cache, fed level by level; see
-:mod:`specjax.models.eagle_head`.
+Its cache holds an entry for every committed token, the root included, made of the *target's* states: ``observe`` feeds the
+accepted tokens anew, since those that the head drafted were made of its own. A draft is a block behind the cache, fed level by
+level; see :mod:`specjax.models.eagle_head`.
 """
 
 import dataclasses

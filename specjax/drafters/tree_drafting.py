@@ -1,7 +1,7 @@
 """What all drafters share that draw a tree of a fixed shape from outputs of their own.
 
-Level by level: the outputs at all nodes of one depth that have children, then the children of each. Where the outputs come from is
-the drafter's own affair: a pass of a model, heads that spoke of all depths at once.
+Level by level: the outputs at all nodes of one depth that have children, then the children of each. Where the outputs come from
+is the drafter's own affair: a pass of a model, heads that spoke of all depths at once.
 """
 
 import dataclasses
@@ -115,8 +115,8 @@ class TreeDrafting:
           choices: where randomness comes from.
           asked: [B, N] bool, the nodes that are to be drafted.
           carried: what ``log_probs_at`` hands on from level to level.
-          log_probs_at: from a level, what is carried, the tokens [B, N] so far and the context (greedy rows at temperature 1 in it) to
-            log q [B, inner, V] at the level's nodes and what is carried on.
+          log_probs_at: from a level, what is carried, the tokens [B, N] so far and the context (greedy rows at temperature 1 in
+            it) to log q [B, inner, V] at the level's nodes and what is carried on.
 
         Returns:
           tokens [B, N] int32, valid [B, N] bool and log q [B, P, V].

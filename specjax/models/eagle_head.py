@@ -94,8 +94,8 @@ class EagleModule(nnx.Module):
 class EagleHead:
     """The pure functions of the head: hashable, without parameters.
 
-    What it shares with the target comes beside its parameters: ``shared["embedding"]`` [V, E], ``shared["output"]`` [R, E] rows of
-    the target's output matrix, ``shared["ids"]`` [R] int32 the tokens that it can propose, None for all.
+    What it shares with the target comes beside its parameters: ``shared["embedding"]`` [V, E], ``shared["output"]`` [R, E] rows
+    of the target's output matrix, ``shared["ids"]`` [R] int32 the tokens that it can propose, None for all.
     """
 
     config: EagleConfig

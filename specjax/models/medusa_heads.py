@@ -12,8 +12,8 @@ after r::
     head 2               ------------> x_{i+3}
     head 3               -----------------> x_{i+4}
 
-A head is any number of residual blocks x + SiLU(W x + b), none of them for a single linear layer, and an output matrix, its own or
-the target's.
+A head is any number of residual blocks x + SiLU(W x + b), none of them for a single linear layer, and an output matrix, its own
+or the target's.
 """
 
 import dataclasses
@@ -72,8 +72,8 @@ class MedusaHeads:
     """The pure functions of the heads: hashable, without parameters.
 
     Parameters: ``blocks`` (for each block ``weight`` [N, E, E] and ``bias`` [N, E]), ``output`` [N, R, E] where heads have their
-    own. What is shared comes beside them: ``shared["output"]`` [R, E] rows of the target's matrix, ``shared["ids"]`` [R] int32 the
-    tokens that the heads know, None for all.
+    own. What is shared comes beside them: ``shared["output"]`` [R, E] rows of the target's matrix, ``shared["ids"]`` [R] int32
+    the tokens that the heads know, None for all.
 
     Example:
       >>> heads = MedusaHeads(MedusaConfig(width=8, vocab_size=11, num_heads=2, own_output=True))

@@ -104,8 +104,8 @@ class TrainedHead:
         object.__setattr__(self, "feature_layers", tuple(self.feature_layers))
         if config.width != self.target.width or self.vocab_size != self.target.vocab_size:
             raise ValueError(
-                f"{owner}: made for width {config.width} and {self.vocab_size} tokens, its target has width {self.target.width} and "
-                f"{self.target.vocab_size} tokens"
+                f"{owner}: made for width {config.width} and {self.vocab_size} tokens, its target has width "
+                f"{self.target.width} and {self.target.vocab_size} tokens"
             )
         if (self.ids is None) != (config.draft_vocab_size is None):
             raise ValueError(

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.row_trees import RowTrees
 from specjax.sampling.allowed_tokens import advance, allowed_at
 from specjax.sampling.params import NO_ID, SamplingArrays
 from specjax.sampling.transforms import to_log_probs
@@ -27,8 +28,8 @@ LogitsProcessor = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Arr
 the logits [V] of the next token. Jittable and hashable; it is mapped over rows and nodes."""
 
 
-def tree_paths(tree: DraftTree, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """What was drafted before the output of every node: ``path_tokens`` [B, T, D] and ``path_lengths`` [T], both int32.
+def tree_paths(tree: DraftTree | RowTrees, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What was drafted before the output of every node: ``path_tokens`` [B, T, D] and ``path_lengths`` [T] or [B, T], both int32.
 
     Args:
       tree: topology.
@@ -41,6 +42,10 @@ def tree_paths(tree: DraftTree, tokens: jax.Array) -> tuple[jax.Array, jax.Array
     """
     if tree.num_nodes == 0:
         return jnp.zeros((tokens.shape[0], 1, 0), jnp.int32), jnp.zeros((1,), jnp.int32)
+    if isinstance(tree, RowTrees):
+        places = jnp.maximum(tree.path_table - 1, 0)
+        at_places = jnp.take_along_axis(tokens, places.reshape(len(tokens), -1), axis=1)
+        return at_places.reshape(places.shape).astype(jnp.int32), tree.depths
     places = np.maximum(tree.path_table - 1, 0)
     return tokens[:, places].astype(jnp.int32), jnp.asarray(tree.depths, jnp.int32)
 

@@ -1,6 +1,6 @@
 """Texts to train on from nothing but prompts: the target's own answers.
 
-A draft is to say what the target would say, so the target's answers are what it learns from, greedy ones and sampled ones in turn.
+A draft is to say what the target would say, so the target's answers are what it learns from, greedy and sampled ones in turn.
 Answers are made in parts that are kept, so that an interrupted run goes on where it was.
 """
 

@@ -1,8 +1,8 @@
 """What a head would have accepted on texts that the target wrote greedily: counted, without generating anything.
 
 The places where the target's own best token is the text's (greedy texts) are walked as decoding would walk them: at every root
-the head's ranks of the tokens that follow decide how far a chain or a tree gets. Behind a correct guess the text *is* the draft, so
-one pass over the text holds all that is needed, at every depth.
+the head's ranks of the tokens that follow decide how far a chain or a tree gets. Behind a correct guess the text *is* the draft,
+so one pass over the text holds all that is needed, at every depth.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ class Ranks:
     """Where the tokens of a text stand in a draft's order, seen from every root.
 
     Attributes:
-      ranks: for each text [D, T] integers: ``ranks[d, r]`` is the rank that the guess for the token d + 1 places after root r gives
-        to the token that came there; ``NO_RANK`` where there is none.
-      first_roots: for each text the first root: the first token of the answer is the target's own, drawn at the end of the prompt.
+      ranks: for each text [D, T] integers: ``ranks[d, r]`` is the rank that the guess for the token d + 1 places after root r
+        gives to the token that came there; ``NO_RANK`` where there is none.
+      first_roots: for each text the first root, its answer's first token, which the target drew at the end of the prompt.
     """
 
     ranks: list[np.ndarray]

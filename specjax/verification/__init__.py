@@ -1,6 +1,6 @@
 """Verification rules: which draft tokens stay, and which token follows them."""
 
-from specjax.verification.base import CHAIN, TREE, Rule, Verdict, check_fits, why_not
+from specjax.verification.base import CHAIN, ROW_TREE, SHAPES, TREE, Rule, Verdict, check_fits, shape_of, why_not
 from specjax.verification.kseq import KSeq
 from specjax.verification.match_walk import Greedy, Gumbel, Match, Membership, match_walk
 from specjax.verification.proposal import proposal_log_probs, residual_log_probs
@@ -11,7 +11,9 @@ from specjax.verification.typical import Typical
 
 __all__ = [
     "CHAIN",
+    "ROW_TREE",
     "RULES",
+    "SHAPES",
     "TREE",
     "Block",
     "Greedy",
@@ -31,5 +33,6 @@ __all__ = [
     "match_walk",
     "proposal_log_probs",
     "residual_log_probs",
+    "shape_of",
     "why_not",
 ]

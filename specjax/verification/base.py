@@ -8,10 +8,22 @@ import jax
 import jax.numpy as jnp
 
 from specjax.choices import Choices
+from specjax.row_trees import RowTrees, TreeBounds
 from specjax.tree import ROOT, Draft, DraftTree, Law
 
 CHAIN = "chain"
 TREE = "tree"
+ROW_TREE = "row_tree"
+"""A tree that the drafter shapes per row."""
+
+SHAPES = (CHAIN, TREE, ROW_TREE)
+"""All shapes of drafts."""
+
+NO_Q_IN_ROW_TREES = (
+    "where the shape is chosen row by row, tokens may have been kept for what they are, and have no q to test against; "
+    "use gumbel, match or membership on deterministic or coupled drafts"
+)
+"""Why rules that test against q refuse such trees, and why no law that states a q is true of their tokens."""
 
 NOISE_COMES_AGAIN = (
     "coupled drafts share the noise of a position with later rounds, and a rule that tests against q needs fresh noise; "
@@ -43,7 +55,7 @@ class Rule(Protocol):
       lossless: whether the target's distribution of whole outputs is left unchanged.
       seed_stable: whether emitted tokens depend on target, prompt and seed alone.
       laws: laws of draft tokens that it is right for, the one that it accepts most of first.
-      shapes: ``CHAIN`` or also ``TREE``.
+      shapes: those of ``SHAPES`` that it is right for. In a ``ROW_TREE`` tokens are deterministic or coupled, and nothing else.
       refusals: why it is not right for the other laws; may be left out.
     """
 
@@ -58,10 +70,22 @@ class Rule(Protocol):
         ...
 
 
-def check_fits(rule: Rule, tree: DraftTree, laws: tuple[Law, ...]) -> None:
+def shape_of(tree: DraftTree | TreeBounds | RowTrees) -> str:
+    """The shape of drafts with this topology.
+
+    Example:
+      >>> shape_of(DraftTree((-1, 0, 0))), shape_of(TreeBounds(num_nodes=2, depth=1))
+      ('tree', 'row_tree')
+    """
+    if isinstance(tree, DraftTree):
+        return CHAIN if tree.is_chain else TREE
+    return ROW_TREE
+
+
+def check_fits(rule: Rule, tree: DraftTree | TreeBounds | RowTrees, laws: tuple[Law, ...]) -> None:
     """Raises ValueError if ``rule`` is not right for a draft of this shape and these laws."""
     for law in laws or (None,):
-        reason = why_not(rule, CHAIN if tree.is_chain else TREE, law)
+        reason = why_not(rule, shape_of(tree), law)
         if reason is not None:
             raise ValueError(reason)
 
@@ -76,7 +100,10 @@ def why_not(rule: Rule, shape: str, law: Law | None) -> str | None:
       >>> why_not(Token(), CHAIN, Law.DETERMINISTIC)
     """
     if shape not in rule.shapes:
-        return f"rule {rule.name!r} takes drafts of shape {sorted(rule.shapes)}; this drafter proposes a {shape}"
+        words = f"rule {rule.name!r} takes drafts of shape {sorted(rule.shapes)}; this drafter proposes a {shape}"
+        return f"{words}: {NO_Q_IN_ROW_TREES}" if shape == ROW_TREE else words
+    if shape == ROW_TREE and law in (Law.INDEPENDENT, Law.WITHOUT_REPLACEMENT):
+        return f"this drafter draws {law.value!r} in a {shape}: {NO_Q_IN_ROW_TREES}"
     if law is None or law in rule.laws:
         return None
     accepted = [law.value for law in rule.laws]

@@ -2,7 +2,8 @@
 
 At every node of the accepted path the target's own next token y is drawn from p. If y is one of the node's children the
 walk goes down to it, else y is the correction token; at a leaf y is the bonus token. Every emitted token is a draw of the
-target's, so the rule is lossless for every drafter whatsoever. What differs is the noise of the draw:
+target's, so the rule is lossless for every drafter whatsoever, whatever the shapes of its drafts depend on. What differs is the
+noise of the draw:
 
 * ``match``: fresh noise at every node (as llama.cpp and others verify).
 * ``membership``: the same, under the name that it has where the children are the most likely tokens of the draft (EAGLE, Li et
@@ -24,7 +25,7 @@ import jax.numpy as jnp
 
 from specjax.choices import Choices, Stream, coupled_draw
 from specjax.tree import ROOT, Draft, Law
-from specjax.verification.base import CHAIN, TREE, Verdict, check_inputs, no_path, take_node
+from specjax.verification.base import SHAPES, Verdict, check_inputs, no_path, take_node
 
 # A drafted argmax is met with probability max p, a drawn token with sum p q only.
 MOST_LIKELY_FIRST = (Law.DETERMINISTIC, Law.WITHOUT_REPLACEMENT, Law.INDEPENDENT, Law.COUPLED)
@@ -41,7 +42,7 @@ def match_walk(draw, draft: Draft, target_log_probs: jax.Array) -> Verdict:
     check_inputs(draft, target_log_probs)
     batch = draft.tokens.shape[0]
     depth = draft.tree.depth
-    parents = jnp.asarray(draft.tree.parents[1:], jnp.int32)
+    parents = jnp.atleast_2d(jnp.asarray(draft.tree.parents, jnp.int32))[:, 1:]
 
     def unfinished(walk):
         return jnp.any(walk[2])
@@ -51,7 +52,7 @@ def match_walk(draw, draft: Draft, target_log_probs: jax.Array) -> Verdict:
         token = draw(node, level, take_node(target_log_probs, node))
         next_token = jnp.where(walking, token, next_token)
         # Padding tokens of invalid nodes are never matched; of equal siblings the first is taken.
-        matches = (parents[None, :] == node[:, None]) & draft.valid & (draft.tokens == token[:, None])
+        matches = (parents == node[:, None]) & draft.valid & (draft.tokens == token[:, None])
         found = walking & jnp.any(matches, axis=1)
         child = jnp.argmax(matches, axis=1).astype(jnp.int32) + 1
         node = jnp.where(found, child, node)
@@ -81,7 +82,7 @@ class Match:
     lossless = True
     seed_stable = False
     laws = MOST_LIKELY_FIRST
-    shapes = frozenset({CHAIN, TREE})
+    shapes = frozenset(SHAPES)
 
     def __call__(self, choices: Choices, draft: Draft, target_log_probs: jax.Array) -> Verdict:
         """See :class:`specjax.verification.base.Rule`."""
@@ -112,7 +113,7 @@ class Gumbel:
     lossless = True
     seed_stable = True
     laws = (Law.COUPLED, *MOST_LIKELY_FIRST[:-1])
-    shapes = frozenset({CHAIN, TREE})
+    shapes = frozenset(SHAPES)
 
     def __call__(self, choices: Choices, draft: Draft, target_log_probs: jax.Array) -> Verdict:
         """See :class:`specjax.verification.base.Rule`."""
@@ -131,7 +132,7 @@ class Greedy:
     lossless = True
     seed_stable = True
     laws = MOST_LIKELY_FIRST
-    shapes = frozenset({CHAIN, TREE})
+    shapes = frozenset(SHAPES)
 
     def __call__(self, choices: Choices, draft: Draft, target_log_probs: jax.Array) -> Verdict:
         """See :class:`specjax.verification.base.Rule`."""

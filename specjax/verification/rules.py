@@ -1,7 +1,8 @@
 """Rules by name, and the choice of ``rule="auto"``."""
 
+from specjax.row_trees import TreeBounds
 from specjax.tree import DraftTree, Law
-from specjax.verification.base import Rule, check_fits, check_rule
+from specjax.verification.base import Rule, check_fits, check_rule, shape_of, why_not
 from specjax.verification.kseq import KSeq
 from specjax.verification.match_walk import Greedy, Gumbel, Match, Membership
 from specjax.verification.rejection import MultiRound, Token, WithoutReplacement
@@ -27,12 +28,12 @@ RULES: dict[str, Rule] = {
 """The rules that are built in."""
 
 
-def choose_rule(rule, tree: DraftTree, law_choices: tuple[Law, ...], greedy: bool, allow_lossy: bool = False):
+def choose_rule(rule, tree: DraftTree | TreeBounds, law_choices: tuple[Law, ...], greedy: bool, allow_lossy: bool = False):
     """Finds the rule of a run and the law that the drafter shall draw by.
 
     Args:
       rule: a name, ``"auto"``, or a :class:`Rule` object.
-      tree: topology of the drafts.
+      tree: topology of the drafts, or its bounds.
       law_choices: laws that the drafter can draw; empty where nothing is drafted.
       greedy: whether all requests of the run are greedy.
       allow_lossy: whether a rule that changes the distribution may be used.
@@ -63,14 +64,15 @@ def choose_rule(rule, tree: DraftTree, law_choices: tuple[Law, ...], greedy: boo
         raise ValueError("rule 'greedy' needs temperature 0 in every request; another rule samples")
     if not law_choices:
         return rule, Law.DETERMINISTIC
-    law = next((law for law in rule.laws if law in law_choices), law_choices[0])
+    fitting = (law for law in rule.laws if law in law_choices and why_not(rule, shape_of(tree), law) is None)
+    law = next(fitting, law_choices[0])
     check_fits(rule, tree, (law,) * tree.num_nodes)
     return rule, law
 
 
-def _strongest(tree: DraftTree, law_choices: tuple[Law, ...], greedy: bool) -> Rule:
+def _strongest(tree: DraftTree | TreeBounds, law_choices: tuple[Law, ...], greedy: bool) -> Rule:
     """The lossless rule that accepts most; of equals the seed-stable one."""
-    if greedy or not {Law.INDEPENDENT, Law.WITHOUT_REPLACEMENT} & set(law_choices):
-        # Deterministic drafts are accepted with probability p(x) by every rule.
+    if greedy or isinstance(tree, TreeBounds) or not {Law.INDEPENDENT, Law.WITHOUT_REPLACEMENT} & set(law_choices):
+        # Deterministic drafts are accepted with probability p(x) by every rule, and what is shaped per row has no q.
         return RULES["gumbel"]
     return RULES["block" if tree.is_chain else "traversal"]

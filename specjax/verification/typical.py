@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from specjax.choices import Choices, Stream
 from specjax.tree import ROOT, Draft, Law
-from specjax.verification.base import CHAIN, TREE, Verdict, check_inputs, take_node
+from specjax.verification.base import SHAPES, Verdict, check_inputs, take_node
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Typical:
     lossless = False
     seed_stable = False
     laws = (Law.DETERMINISTIC, Law.WITHOUT_REPLACEMENT, Law.INDEPENDENT, Law.COUPLED)
-    shapes = frozenset({CHAIN, TREE})
+    shapes = frozenset(SHAPES)
     refusals: ClassVar = {}
 
     def __post_init__(self):
@@ -51,21 +51,23 @@ class Typical:
         tree = draft.tree
         accepted = jnp.full(draft.tokens.shape[:1], ROOT, jnp.int32)
         if tree.num_nodes:
-            inner, parents = jnp.asarray(tree.inner_nodes, jnp.int32), jnp.asarray(tree.parents[1:], jnp.int32)
+            inner = jnp.asarray(tree.inner_nodes, jnp.int32)
+            parents, depths = (jnp.atleast_2d(jnp.asarray(of_node, jnp.int32))[:, 1:] for of_node in (tree.parents, tree.depths))
             log_p = target_log_probs[:, inner]
             entropy = -jnp.sum(jnp.where(jnp.isneginf(log_p), 0, jnp.exp(log_p) * log_p), axis=-1)
             threshold = jnp.minimum(math.log(self.epsilon), math.log(self.delta) - entropy)
             row = jnp.arange(len(accepted))[:, None]
-            likely = target_log_probs[row, parents[None, :], draft.tokens]
-            kept = draft.valid & (likely > threshold[:, jnp.asarray(tree.inner_index)[parents]])
+            likely = target_log_probs[row, parents, draft.tokens]
+            kept = draft.valid & (likely > threshold[row, jnp.asarray(tree.inner_index)[parents]])
             # A node counts if all on its path are kept; the path's log-likelihood breaks ties between depths.
-            on_path = jnp.asarray(tree.ancestor_mask[1:, 1:])[None]
-            whole = jnp.all(kept[:, None, :] | ~on_path, axis=-1)
-            depth = jnp.where(whole, jnp.asarray(tree.depths[1:], jnp.int32)[None, :], 0)
+            on_path = jnp.asarray(tree.ancestor_mask)[..., 1:, 1:]
+            on_path = on_path if on_path.ndim == 3 else on_path[None]
+            whole = tree.whole_paths(kept)
+            depth = jnp.where(whole, depths, 0)
             score = jnp.sum(jnp.where(on_path, likely[:, None, :], 0), axis=-1)
             deepest = (depth == jnp.max(depth, axis=1, keepdims=True)) & whole
             best = jnp.argmax(jnp.where(deepest, score, -jnp.inf), axis=1).astype(jnp.int32) + 1
             accepted = jnp.where(jnp.any(whole, axis=1), best, ROOT)
-        num_accepted = jnp.asarray(tree.depths, jnp.int32)[accepted]
+        path = tree.path_to(accepted)
         token = choices.categorical(Stream.EMIT, accepted, take_node(target_log_probs, accepted))
-        return Verdict(jnp.asarray(tree.path_table)[accepted], num_accepted, token)
+        return Verdict(path, jnp.sum(path > ROOT, axis=1, dtype=jnp.int32), token)

@@ -5,6 +5,7 @@ import pytest
 from specjax.certificates import certify
 from specjax.certificates.tiny import counting_tree, table_drafter
 from specjax.decoding import round as rounds_
+from specjax.row_trees import TreeBounds
 from specjax.sampling import SamplingParams
 from specjax.tree import DraftTree, Law
 from specjax.verification import Match
@@ -52,6 +53,12 @@ def goes_on(ends):
         ({"rule": "token", "law": Law.COUPLED}, r"rule 'token' is right for the laws .*; this drafter draws 'coupled'"),
         ({"rule": "token", "drafter": FORK}, r"rule 'token' takes drafts of shape \['chain'\]; this drafter proposes a tree"),
         ({"rule": "token", "tree": TREE}, r"rule 'token' takes drafts of shape \['chain'\]; this drafter proposes a tree"),
+        (
+            {"rule": "traversal", "tree": TreeBounds(3, 2)},
+            r"rule 'traversal' takes drafts of shape \['chain', 'tree'\]; this drafter proposes a row_tree: where the shape is",
+        ),
+        ({"rule": "match", "tree": TreeBounds(3, 2), "law": (Law.DETERMINISTIC,) * 3}, "one for the whole draft of this drafter"),
+        ({"rule": "match", "tree": (-1, 0)}, r"tree is \(-1, 0\); it must be None or a DraftTree or TreeBounds"),
         ({"rule": "match", "drafter": FORK, "tree": TREE}, "beside a drafter, which has a tree of its own"),
         ({"rule": "match", "tree": TREE, "law": (Law.DETERMINISTIC,)}, "it must be one for each of 3 draft nodes"),
         ({"rule": "token", "law": (Law.DETERMINISTIC,) * 2}, "it must be one for the whole draft of this drafter"),

@@ -11,6 +11,7 @@ from specjax.certificates.table import in_threads
 from specjax.certificates.tiny import table_drafter, table_model
 from specjax.drafters import draft_model, prompt_lookup, stacked
 from specjax.drafters.stopping import StopAfterUnlikely, StopAtConfidence, StopAtEntropy
+from specjax.row_trees import TreeBounds
 from specjax.sampling import SamplingParams
 from specjax.tree import DraftTree, Law
 
@@ -37,6 +38,17 @@ def test_a_draft_model_drafts_a_tree():
     budgets = certify("traversal", tree=FORK, max_tokens=BUDGETS)
     assert budgets.lossless, budgets.counterexample
     assert 1 < budgets.expected_tokens < whole.expected_tokens
+
+
+def test_trees_that_a_drafter_shapes_per_row():
+    """By the text, its own log-probabilities and the shared noise; and rows whose budgets hold 0, 1 and 2 levels."""
+    bounds = TreeBounds(num_nodes=3, depth=2)
+    for rule in ("match", "gumbel"):
+        whole, budgets = certify(rule, tree=bounds), certify(rule, tree=bounds, max_tokens=BUDGETS)
+        assert whole.lossless, whole.counterexample
+        assert budgets.lossless, budgets.counterexample
+        assert whole.max_error == budgets.max_error == 0 or rule == "match"
+        assert 1 < budgets.expected_tokens < whole.expected_tokens
 
 
 @pytest.mark.parametrize("rule", ["without_replacement", "traversal"])

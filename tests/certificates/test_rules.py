@@ -9,9 +9,11 @@ import pytest
 
 from specjax.certificates import certify
 from specjax.certificates.tiny import NUM_DISTRIBUTIONS, constant_model, table_drafter
+from specjax.certificates.tiny_row_trees import row_tree_drafter
 from specjax.certificates.wrong_rules import BlockRule, SiblingRule, TokenRule
+from specjax.row_trees import TreeBounds
 from specjax.tree import DraftTree, Law
-from specjax.verification import CHAIN, RULES
+from specjax.verification import CHAIN, ROW_TREE, RULES, TREE
 
 CHAIN_OF_1, CHAIN_OF_2 = DraftTree.chain(1), DraftTree.chain(2)
 FORK = DraftTree((-1, 0, 0, 1))
@@ -21,7 +23,8 @@ SEEDS = (0, 1, 2)
 @functools.cache
 def certificate(rule, tree, seed=0):
     """Certificates of one rule, tree and law share their compiled code, whatever the seed."""
-    return certify(rule, drafter=table_drafter(tree, seed=seed + 1), seed=seed)
+    drafter = row_tree_drafter if isinstance(tree, TreeBounds) else table_drafter
+    return certify(rule, drafter=drafter(tree, seed=seed + 1), seed=seed)
 
 
 def tokens(*arguments, **options):
@@ -30,7 +33,7 @@ def tokens(*arguments, **options):
 
 @pytest.mark.parametrize(("rule", "shape"), [(name, shape) for name, rule in RULES.items() for shape in sorted(rule.shapes)])
 def test_every_rule_is_what_it_claims(rule, shape):
-    found = certificate(rule, CHAIN_OF_2 if shape == CHAIN else FORK)
+    found = certificate(rule, {CHAIN: CHAIN_OF_2, TREE: FORK, ROW_TREE: TreeBounds(num_nodes=3, depth=2)}[shape])
     if RULES[rule].lossless:
         assert found.lossless, found.counterexample
         assert found.max_error <= (0 if RULES[rule].seed_stable else 1e-12)

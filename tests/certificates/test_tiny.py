@@ -3,8 +3,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.certificates.tiny import NUM_DISTRIBUTIONS, constant_model, counting_tree, table_drafter, table_model
+from specjax.certificates.tiny_row_trees import row_tree_drafter
 from specjax.choices import KeyedChoices
 from specjax.drafters import Context
+from specjax.row_trees import TreeBounds
 from specjax.tree import DraftTree, Law
 
 
@@ -42,6 +44,7 @@ def context_of(tokens, lengths, vocab_size):
     return Context(
         tokens=tokens,
         lengths=lengths,
+        room=jnp.full_like(lengths, 9),
         sampling=None,
         distribution=None,
         target_params=None,
@@ -58,6 +61,25 @@ def test_the_counting_tree():
     draft, _ = functions.propose((), (), context, None, jnp.array([4, 1]))
     assert draft.tokens.tolist() == [[2, 3, 3, 4], [0, 1, 1, 2]]
     assert draft.valid.tolist() == [[True] * 4, [True, False, False, False]]
+
+
+def test_the_row_tree_drafter():
+    """Shapes and sizes follow text, log-probabilities and, coupled, the noise."""
+    drafter = row_tree_drafter(TreeBounds(num_nodes=3, depth=2), seed=1)
+    lengths = jnp.arange(64) % 4 + 1
+    context = context_of(jnp.asarray(np.random.default_rng(0).integers(0, 3, (64, 5))), lengths, 3)
+    choices = KeyedChoices.from_seeds(range(64), lengths)
+    for law in drafter.functions.law_choices:
+        functions = drafter.functions.with_law(law)
+        draft, _ = functions.propose(drafter.params, (), context, choices, jnp.full(64, 3))
+        assert len({tuple(parents) for parents in draft.tree.parents.tolist()}) >= 3
+        assert len(set(jnp.sum(draft.valid, axis=1).tolist())) >= 2
+        assert set(draft.laws) == {law}
+        for tokens, parents in zip(draft.tokens.tolist(), draft.tree.parents.tolist(), strict=True):
+            # Siblings are distinct tokens.
+            assert len({*zip(parents[1:], tokens, strict=True)}) == 3
+        nothing, _ = functions.propose(drafter.params, (), context, choices, jnp.zeros(64, int))
+        assert not nothing.valid.any()
 
 
 def test_the_table_drafter_with_a_reduced_vocabulary():

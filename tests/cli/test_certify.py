@@ -38,6 +38,7 @@ def test_one_rule_for_real(specjax_command):
     assert [(row["rule"], row["law"], row["shape"]) for row in document["rules"]] == [
         ("membership", "deterministic", "chain"),
         ("membership", "deterministic", "tree"),
+        ("membership", "deterministic", "row_tree"),
     ]
     for row in document["rules"]:
         assert row["lossless"] is True
@@ -45,6 +46,8 @@ def test_one_rule_for_real(specjax_command):
         assert 1 < row["expected_tokens"] <= 2
     # Two children of two tokens: one of them is always what the target draws.
     assert document["rules"][1]["expected_tokens"] == pytest.approx(2)
+    # The tree of the row's own leaves unlikely ones out.
+    assert document["rules"][2]["expected_tokens"] < 2
     assert {row["law"] for row in document["refused"]} == {"independent", "without_replacement", "coupled"}
     assert "met with probability sum(p q) only" in document["refused"][0]["reason"]
     assert document["mutants"] == []
@@ -77,10 +80,11 @@ def test_the_table(specjax_command, stub):
     outcome = specjax_command("certify", "--table")
     assert outcome.code == 0
     lines = [[part.strip() for part in line.split("│")[1:-1]] for line in outcome.out.splitlines() if line.startswith("│")]
-    assert len(lines) == len(cells()) // 2
-    assert ["token", "deterministic", "exact 2e-16, 2.053", "refused (4)"] in lines
-    assert ["typical", "coupled", "lossy 2e-01, 2.500", "lossy 2e-01, 2.500"] in lines
-    assert "(4) rule 'token' takes drafts of shape ['chain']; this drafter proposes a tree" in outcome.out
+    assert len(lines) == len(cells()) // 3
+    assert ["token", "deterministic", "exact 2e-16, 2.053", "refused (6)", "refused (7)"] in lines
+    assert ["typical", "coupled", *["lossy 2e-01, 2.500"] * 3] in lines
+    assert "(6) rule 'token' takes drafts of shape ['chain']; this drafter proposes a tree" in outcome.out
+    assert "(7) rule 'token' takes drafts of shape ['chain']; this drafter proposes a row_tree: where" in outcome.out
     assert "typical, coupled, tree: (0,) has probability 1 instead of 0.75" in outcome.out
     assert "mutant" not in outcome.out
 
@@ -89,7 +93,7 @@ def test_a_claim_that_fails(specjax_command, stub):
     stub("kseq")
     outcome = specjax_command("certify", "--rule", "kseq", "--json")
     assert outcome.code == 1
-    assert [row["lossless"] for row in json.loads(outcome.out)["rules"]] == [False, False]
+    assert [row["lossless"] for row in json.loads(outcome.out)["rules"]] == [False, False]  # a chain and a tree
     assert "WRONG 2e-01, 2.500" in specjax_command("certify", "--rule", "kseq").out
 
 

@@ -3,7 +3,6 @@ import itertools
 import re
 import warnings
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,17 +24,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
 SAMPLED = SamplingParams(max_tokens=16, seed=12)
 
 
-@flax.struct.dataclass
-class Seen:
-    """Everything a drafter was shown, and how much of it: [B, S + 1] each."""
-
-    tokens: jax.Array
-    features: jax.Array
-    count: jax.Array
-
-
 @dataclasses.dataclass(frozen=True)
-class Fork:
+class Fork(tiny.Observer):
     """Proposes the two likeliest tokens after the root and the likeliest after each, and keeps what it observes.
 
     The likeliest comes first after an even number of tokens and second after an odd one, so both branches are taken.
@@ -43,22 +33,6 @@ class Fork:
 
     tree = DraftTree((-1, 0, 0, 1, 2))
     law_choices = (Law.DETERMINISTIC,)
-
-    def with_law(self, law):
-        return self
-
-    def init(self, params, batch, capacity):
-        return Seen(jnp.zeros((batch, capacity + 1), jnp.int32), jnp.zeros((batch, capacity + 1)), jnp.zeros(batch, jnp.int32))
-
-    def observe(self, params, state, tokens, features, counts):
-        slot = jnp.arange(tokens.shape[1])[None, :]
-        place = jnp.where(slot < counts[:, None], state.count[:, None] + slot, state.tokens.shape[1])
-        row = jnp.arange(len(tokens))[:, None]
-        return Seen(
-            state.tokens.at[row, place].set(tokens, mode="drop"),
-            state.features.at[row, place].set(features[:, :, 0, 0], mode="drop"),
-            state.count + counts,
-        )
 
     def propose(self, params, state, context, choices, num_draft):
         table = context.target_params["table"][:, : context.vocab_size]
@@ -71,9 +45,6 @@ class Fork:
         tokens = jnp.concatenate([best, jnp.argmax(table[after], axis=-1)], axis=1).astype(jnp.int32)
         valid = jnp.arange(4)[None, :] < num_draft[:, None]
         return Draft(tokens, valid, None, self.tree, (Law.DETERMINISTIC,) * 4), state
-
-    def reset(self, state, rows):
-        return state
 
 
 def fork_accepts(budget):

@@ -11,6 +11,7 @@ from specjax import SamplingParams
 from specjax.decoding import prefill, run_rounds
 from specjax.drafters import draft_model
 from specjax.tree import DraftTree
+from specjax.verification import TREE
 from tests import hash_model as tiny
 
 TABLE = tiny.random_table(0)
@@ -77,8 +78,9 @@ def test_invariant_3_row_independent():
                 assert getattr(alone.stats, name) == getattr(completion.stats, name), name
 
 
-@pytest.mark.parametrize("rule", ["traversal", "membership", "auto"])
+@pytest.mark.parametrize("rule", [tiny.all_rules(TREE), "kseq", "traversal"], ids=["all", "kseq", "traversal"])
 def test_greedy_requests_come_out_greedy_under_every_rule(rule):
+    """With deterministic children under all that take them; k-SEQ's are independent, traversal's drawn without replacement."""
     completions = run(PROMPTS, GREEDY, LEVELS, rule=rule)
     assert tokens_of(completions) == [tiny.greedy(TABLE, prompt, 20) for prompt in PROMPTS]
     assert sum(c.stats.num_accepted_tokens for c in completions) > 5
@@ -98,12 +100,6 @@ def test_invariant_4_the_target_as_its_own_draft_is_accepted_along_a_whole_path(
         for tokens, more in zip(emitted, new, strict=True):
             tokens.extend(more)
     assert emitted == [tiny.greedy(TABLE, prompt, 20) for prompt in PROMPTS]
-
-
-def entries(cache, row):
-    """The (token, position) pairs in a row of a hash model's cache."""
-    tokens, positions = (np.asarray(a)[row, 0, : int(cache.lengths[row]), 0].tolist() for a in (cache.keys[0], cache.values[0]))
-    return [(token - 1, position) for token, position in zip(tokens, positions, strict=True)]
 
 
 def test_invariant_4_cache_arithmetic(plain):
@@ -126,7 +122,7 @@ def test_invariant_4_cache_arithmetic(plain):
             history = seen.tokens[row, : seen.lengths[row]].tolist()
             assert history == [*PROMPTS[row], *plain[row]][: len(history)]
             for cache in (seen.cache, seen.drafter.cache):
-                assert entries(cache, row) == [(t, p) for p, t in enumerate(history[: int(cache.lengths[row])])]
+                assert tiny.entries(cache, row) == [(t, p) for p, t in enumerate(history[: int(cache.lengths[row])])]
             through.add(row)
         if not np.any(seen.finish == 0):
             break

@@ -22,5 +22,5 @@ def test_tokens_per_round():
 
 
 def test_accuracies():
-    # First places, roots 1 to 6: ranks 0 0 1 0 2 0. Behind a first rank below 2, roots 1 to 5: 0 1 0 0 (root 5 came along rank 2).
+    # First places, roots 1 to 6: ranks 0 0 1 0 2 0. Behind a first rank below 2, roots 1 to 4: 0 1 0 0 (root 5's was 2).
     assert RANKS.accuracies(2).tolist() == [[4 / 6, 1 / 6], [3 / 4, 1 / 4]]

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from specjax.choices import KeyedChoices
+from specjax.row_trees import RowTrees
 from specjax.tree import Draft, DraftTree, Law
-from specjax.verification import RULES, TREE, Greedy, Gumbel, Match
+from specjax.verification import ROW_TREE, RULES, TREE, Greedy, Gumbel, Match
 
 V = 7
 # Numbered in depth; nodes 1, 2 and 5 have children.
@@ -134,6 +135,24 @@ def test_greedy_rows_come_out_greedy(rule):
         assert next_token == best[row, end]
         lengths.add(accepted)
     assert len(lengths) > 2
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES.values() if ROW_TREE in rule.shapes], ids=lambda rule: rule.name)
+def test_a_row_s_own_tree_decides_as_a_static_one(rule):
+    """Every second row has another tree, in one program; the verdicts are those of programs that know the tree."""
+    trees, depth = (BUSHY, DraftTree((-1, 0, 0, 0, 2, 2, 4))), 3
+    parents = jnp.array([trees[row % 2].parents for row in range(8)])
+    draft, log_p = case(RULES["membership"])
+    # A surer target, and tokens that it likes, so that much is accepted.
+    log_p = jax.nn.log_softmax(2.5 * log_p, axis=-1)
+    best = jnp.argsort(-log_p, axis=-1)[jnp.arange(8)[:, None], parents[:, 1:], jnp.arange(6)[None] % 3]
+    draft = draft.replace(tokens=best.astype(jnp.int32))
+    of_rows = draft.replace(tree=RowTrees.from_parents(parents, depth)).checked()
+    found = verdicts(rule, of_rows, log_p)
+    for place, tree in enumerate(trees):
+        static = verdicts(rule, draft.replace(tree=tree).checked(), log_p)
+        assert found[place::2] == static[place::2]
+    assert len({tuple(path) for path, _, _ in found}) > 2
 
 
 @dataclasses.dataclass(frozen=True)

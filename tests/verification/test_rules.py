@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 import specjax.verification
+from specjax.row_trees import TreeBounds
 from specjax.tree import Draft, DraftTree, Law
-from specjax.verification import CHAIN, RULES, TREE, Greedy, Match, Token, check_fits, choose_rule, why_not
+from specjax.verification import CHAIN, ROW_TREE, RULES, TREE, Greedy, Match, Token, check_fits, choose_rule, why_not
 
 DETERMINISTIC, INDEPENDENT, COUPLED, WITHOUT = (
     Law.DETERMINISTIC,
@@ -20,19 +21,19 @@ CHAIN_4, FORK = DraftTree.chain(4), DraftTree((-1, 0, 0))
 def test_the_table_of_rules():
     table = {name: (set(rule.laws), set(rule.shapes), rule.lossless, rule.seed_stable) for name, rule in RULES.items()}
     every, fresh = set(Law), set(Law) - {COUPLED}
-    both = {CHAIN, TREE}
+    both, all_shapes = {CHAIN, TREE}, {CHAIN, TREE, ROW_TREE}
     assert table == {
-        "greedy": (every, both, True, True),
-        "gumbel": (every, both, True, True),
-        "match": (every, both, True, False),
-        "membership": ({DETERMINISTIC}, both, True, False),
+        "greedy": (every, all_shapes, True, True),
+        "gumbel": (every, all_shapes, True, True),
+        "match": (every, all_shapes, True, False),
+        "membership": ({DETERMINISTIC}, all_shapes, True, False),
         "token": (fresh, {CHAIN}, True, False),
         "block": (fresh, {CHAIN}, True, False),
         "multi_round": ({INDEPENDENT, DETERMINISTIC}, both, True, False),
         "without_replacement": (fresh, both, True, False),
         "kseq": ({INDEPENDENT}, both, True, False),
         "traversal": (fresh, both, True, False),
-        "typical": (every, both, False, False),
+        "typical": (every, all_shapes, False, False),
     }
 
 
@@ -42,6 +43,10 @@ def test_every_law_is_taken_or_refused_with_a_reason(rule):
         reason = why_not(rule, CHAIN, law)
         assert (reason is None) == (law in rule.laws)
         assert reason is None or ("this drafter draws" in reason and "use " in reason)
+        # Where the shape is chosen row by row, no law that states a q is true.
+        reason = why_not(rule, ROW_TREE, law)
+        assert (reason is None) == (ROW_TREE in rule.shapes and law in rule.laws and law in (DETERMINISTIC, COUPLED))
+        assert reason is None or "use " in reason
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -60,6 +65,8 @@ def test_rules_are_static_parts_of_a_compiled_round(rule):
         ((DETERMINISTIC,), FORK, False, "gumbel", DETERMINISTIC),
         ((INDEPENDENT,), FORK, False, "traversal", INDEPENDENT),
         ((COUPLED, INDEPENDENT, WITHOUT), FORK, False, "traversal", WITHOUT),
+        ((DETERMINISTIC,), TreeBounds(4, 2), False, "gumbel", DETERMINISTIC),
+        ((INDEPENDENT, COUPLED, DETERMINISTIC), TreeBounds(4, 2), False, "gumbel", COUPLED),
         ((), DraftTree.chain(0), False, "gumbel", DETERMINISTIC),
     ],
 )
@@ -100,6 +107,10 @@ def test_rules_refuse_what_they_are_not_right_for():
         ValueError, match=r"rule 'token' is right for the laws \['independent', .*\]; this drafter draws 'coupled'"
     ):
         choose_rule("token", CHAIN_4, (COUPLED,), greedy=False)
+    with pytest.raises(ValueError, match=r"this drafter proposes a row_tree: where the shape is chosen row by row, tokens may"):
+        choose_rule("traversal", TreeBounds(3, 2), (DETERMINISTIC,), greedy=False)
+    with pytest.raises(ValueError, match="this drafter draws 'independent' in a row_tree: where the shape is chosen row by row"):
+        choose_rule("match", TreeBounds(3, 2), (INDEPENDENT,), greedy=False)
     with pytest.raises(ValueError, match="this drafter draws 'coupled'"):
         check_fits(Token(), DraftTree.chain(2), (INDEPENDENT, COUPLED))
 
