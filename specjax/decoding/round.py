@@ -14,11 +14,13 @@ Everything is in one program; a dispatch may run several rounds without the host
 
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.choices import Choices, KeyedChoices
 from specjax.decoding.state import (
@@ -39,7 +41,7 @@ from specjax.sampling.allowed_tokens import START, advance
 from specjax.sampling.params import SamplingArrays
 from specjax.sampling.path import LogitsProcessor, PathDistribution, tree_paths
 from specjax.sampling.transforms import has_nan
-from specjax.tree import ROOT, Draft
+from specjax.tree import ROOT, Draft, DraftTree
 from specjax.verification.base import Rule, Verdict, check_fits, check_verdict
 
 
@@ -216,7 +218,8 @@ class Round:
         """Target log-probabilities [B, T, V], logits [B, T, V], features [B, T, F, E] and block of the root and all draft nodes.
 
         The logits are the target's own, and None unless log-probabilities are to be reported.
-        Where no row drafted anything the pass is over the root alone: a draft that is not there costs nothing.
+        Where no row drafted anything the pass is over the root alone: a draft that is not there costs nothing. A drafter may name
+        more sets of nodes that are often all that is there.
         """
         tree = draft.tree
         root = jnp.take_along_axis(state.tokens, state.lengths[:, None] - 1, axis=1)
@@ -225,18 +228,32 @@ class Round:
         block_mask = None if tree.is_chain else jnp.asarray(tree.ancestor_mask)
         path_tokens, path_lengths = tree_paths(tree, draft.tokens)
 
-        def passed(size):
-            mask = None if block_mask is None else block_mask[..., :size, :size]
-            output = self.target.apply(params, tokens[:, :size], positions[:, :size], state.cache, mask)
+        def passed(nodes):
+            place = slice(len(nodes)) if nodes == tuple(range(len(nodes))) else np.array(nodes)
+            # Nodes that follow one another need no mask.
+            mask = None
+            if block_mask is not None and not _follow(tree, nodes):
+                mask = block_mask[..., place, :][..., place]
+            output = self.target.apply(params, tokens[:, place], positions[:, place], state.cache, mask)
             logits = self.target.unembed(params, output.hidden).astype(self.logits_dtype)
-            log_probs = distribution.log_probs(logits, path_tokens[:, :size], path_lengths[..., :size])
+            log_probs = distribution.log_probs(logits, path_tokens[:, place], path_lengths[..., place])
             return log_probs, None if self.num_logprobs is None else logits, output.features, output.block
 
+        whole = tuple(range(tree.size))
         if tree.num_nodes == 0:
-            return passed(1)
-        # Both branches must return the same shapes. Nodes beyond the pass are not valid; what stands for them is never looked at.
-        shapes = jax.eval_shape(lambda: passed(tree.size))
-        return jax.lax.cond(jnp.any(draft.valid), lambda: passed(tree.size), lambda: jax.tree.map(_pad_to, passed(1), shapes))
+            return passed(whole)
+        # All branches must return the same shapes. Nodes that are not in the pass are not valid; what stands for them is never
+        # looked at.
+        shapes = jax.eval_shape(lambda: passed(whole))
+        named = [(ROOT, *sorted({*nodes} - {ROOT})) for nodes in getattr(self.drafter, "passes", ())]
+        passes = [(ROOT,), *named, whole]
+        needed = jnp.any(draft.valid, axis=0)
+        holds_all = jnp.stack([~jnp.any(needed & jnp.asarray(~np.isin(whole[1:], nodes))) for nodes in passes])
+
+        def spread(nodes):
+            return jax.tree.map(functools.partial(_spread_to, nodes), passed(nodes), shapes)
+
+        return jax.lax.switch(jnp.argmax(holds_all), [functools.partial(spread, nodes) for nodes in passes])
 
     def _token_logprobs(self, logits, emitted) -> TokenLogprobs:
         """What is reported of the ``emitted`` tokens [B, C]; ``logits`` [B, C, V] are those that each was drawn from."""
@@ -299,9 +316,25 @@ def _gather(values: jax.Array, places: jax.Array) -> jax.Array:
     return jnp.take_along_axis(values, places.reshape(places.shape + (1,) * (values.ndim - 2)), axis=1)
 
 
-def _pad_to(values: jax.Array, wanted: jax.ShapeDtypeStruct) -> jax.Array:
-    """``values`` with zeros behind them, in whatever axis the wanted shape is longer (blocks have any layout)."""
-    return jnp.pad(values, [(0, want - size) for size, want in zip(values.shape, wanted.shape, strict=True)])
+def _follow(tree: DraftTree | RowTrees, nodes: tuple[int, ...]) -> bool:
+    """Whether each of ``nodes`` is known to be the child of the one before."""
+    if isinstance(tree, RowTrees):
+        return len(nodes) == 1
+    return all(tree.parents[node] == before for before, node in itertools.pairwise(nodes))
+
+
+def _spread_to(nodes: tuple[int, ...], values: jax.Array, wanted: jax.ShapeDtypeStruct) -> jax.Array:
+    """``values`` of some ``nodes`` where the whole tree has them; anything for others. Blocks have any layout of their axes."""
+    if values.shape == wanted.shape:
+        return values
+    if nodes == tuple(range(len(nodes))):
+        return jnp.pad(values, [(0, want - size) for size, want in zip(values.shape, wanted.shape, strict=True)])
+    for axis, want in enumerate(wanted.shape):
+        if values.shape[axis] != want:
+            place = np.zeros(want, np.int32)
+            place[list(nodes)] = np.arange(len(nodes))
+            values = jnp.take(values, place, axis=axis)
+    return values
 
 
 def _emitted_tokens(draft: Draft, verdict: Verdict) -> jax.Array:

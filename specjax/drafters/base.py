@@ -62,7 +62,9 @@ class Drafter(Protocol):
       feature_layers: layers of the target whose states ``observe`` is to be shown; may be left out where there are none.
 
     A drafter made of several may name them in ``sources``, a tuple of strings; ``Draft.source`` then says which of them drafted
-    each row, and statistics tell them apart.
+    each row, and statistics tell them apart. One that often drafts but a part of its tree may name such parts in ``passes``, a
+    tuple of node sequences: a round whose valid nodes all lie in one of them makes its verify pass over that and the root alone.
+    A pass is compiled for each, and the first that fits is taken.
     """
 
     tree: DraftTree | TreeBounds

@@ -96,6 +96,13 @@ class Stacked:
         return self._overlay[0]
 
     @property
+    def passes(self) -> tuple[tuple[int, ...], ...]:
+        """See :class:`specjax.drafters.Drafter`: rounds that one of the two drafted alone verify its nodes alone."""
+        tree, *parts = self._overlay
+        parts = {tuple(sorted(nodes)) for nodes in parts if 0 < len(nodes) < tree.num_nodes}
+        return tuple(sorted(parts, key=lambda nodes: (len(nodes), nodes)))
+
+    @property
     def law_choices(self) -> tuple[Law, ...]:
         """The second drafter's; what the first drafts takes any law."""
         return tuple(self.then.law_choices) if self.then.tree.num_nodes else (Law.DETERMINISTIC,)

@@ -34,7 +34,22 @@ def followed(table, prompt, text):
 PROMPTS = [[1, 2, 3, 1, 2], [*range(4, 20), 1, 2], [7], [9, 8, 9]]
 TABLE = followed(tiny.random_table(0), PROMPTS[0], [3, 1, 2, 3, 1, 2, 4])
 CLOSE_TABLE = TABLE + 0.7 * tiny.random_table(1)
-TARGET, CLOSE = tiny.model(TABLE), tiny.model(CLOSE_TABLE, name="close")
+
+
+@dataclasses.dataclass(frozen=True)
+class Watched(tiny.HashModel):
+    """Counts the passes that are really made, by their width."""
+
+    seen: list = dataclasses.field(default_factory=list, compare=False)
+
+    def apply(self, params, tokens, positions, cache, block_mask):
+        width = tokens.shape[1]
+        jax.debug.callback(lambda: self.seen.append(width))
+        return super().apply(params, tokens, positions, cache, block_mask)
+
+
+WATCHED = Watched()
+TARGET, CLOSE = dataclasses.replace(tiny.model(TABLE), functions=WATCHED), tiny.model(CLOSE_TABLE, name="close")
 LEVELS = DraftTree((-1, 0, 0, 1, 1, 2))
 LOOKUP = prompt_lookup(4, prompt_lookup_min=1)
 CHAINS = stacked(LOOKUP, draft_model(CLOSE, 3))
@@ -202,7 +217,8 @@ def test_the_draft_model_knows_the_text_after_rounds_that_were_not_its_own(stack
     for row in (0, 2):
         table = followed(table, looping[row], ((looping[row][2:8] + looping[row][:2]) * 3)[: 24 - 2 * row])
     params = [dataclasses.replace(GREEDY, max_tokens=40)] * 4
-    batch, state = tiny.start(tiny.model(table), looping, params, stack)
+    target = dataclasses.replace(TARGET, params=tiny.model(table).params)
+    batch, state = tiny.start(target, looping, params, stack)
     then = batch.program.drafter.then
 
     @functools.partial(jax.jit, compiler_options=QUICKLY)
@@ -229,16 +245,18 @@ def test_the_draft_model_knows_the_text_after_rounds_that_were_not_its_own(stack
     assert longest >= 3
 
 
-@dataclasses.dataclass(frozen=True)
-class Watched(tiny.HashModel):
-    """Counts the passes that are really made, by their width."""
-
-    seen: list = dataclasses.field(default_factory=list, compare=False)
-
-    def apply(self, params, tokens, positions, cache, block_mask):
-        width = tokens.shape[1]
-        jax.debug.callback(lambda: self.seen.append(width))
-        return super().apply(params, tokens, positions, cache, block_mask)
+def test_what_only_one_of_them_drafted_is_verified_alone():
+    assert TREES.functions.passes == ((1, 3, 6, 7), (1, 2, 3, 4, 5))
+    assert CHAINS.functions.passes == ((1, 2, 3),)
+    assert stacked(LOOKUP, draft_model(CLOSE, 4)).functions.passes == ()
+    found, drawn = PROMPTS[0], PROMPTS[2]
+    for prompts, width in (([found] * 4, 5), ([drawn, [8], [5, 6], [3]], 6), ([drawn, found, drawn, found], 8)):
+        batch, state = tiny.start(TARGET, prompts, MIXED, TREES)
+        jax.effects_barrier()
+        WATCHED.seen.clear()
+        tiny.one_round(batch, state)
+        jax.effects_barrier()
+        assert WATCHED.seen == [width]
 
 
 def test_rounds_that_do_not_need_the_draft_model_do_not_run_it():
