@@ -70,15 +70,15 @@ def test_the_row_tree_drafter():
     context = context_of(jnp.asarray(np.random.default_rng(0).integers(0, 3, (64, 5))), lengths, 3)
     choices = KeyedChoices.from_seeds(range(64), lengths)
     for law in drafter.functions.law_choices:
-        functions = drafter.functions.with_law(law)
-        draft, _ = functions.propose(drafter.params, (), context, choices, jnp.full(64, 3))
+        propose = jax.jit(drafter.functions.with_law(law).propose)
+        draft, _ = propose(drafter.params, (), context, choices, jnp.full(64, 3))
         assert len({tuple(parents) for parents in draft.tree.parents.tolist()}) >= 3
         assert len(set(jnp.sum(draft.valid, axis=1).tolist())) >= 2
         assert set(draft.laws) == {law}
         for tokens, parents in zip(draft.tokens.tolist(), draft.tree.parents.tolist(), strict=True):
             # Siblings are distinct tokens.
             assert len({*zip(parents[1:], tokens, strict=True)}) == 3
-        nothing, _ = functions.propose(drafter.params, (), context, choices, jnp.zeros(64, int))
+        nothing, _ = propose(drafter.params, (), context, choices, jnp.zeros(64, int))
         assert not nothing.valid.any()
 
 
