@@ -31,6 +31,20 @@ def target(seed=0, config=CONFIG, dtype="float32"):
     )
 
 
+@functools.cache
+def cycling_target():
+    """A model that mostly goes from each token to the one after it in a fixed order of all, a little swayed by its text."""
+    config = dataclasses.replace(CONFIG, tied_embedding=False)
+    params = Decoder(config).init(jax.random.key(1), scale=0.2)
+    rows = jax.random.normal(jax.random.key(2), params["embedding"].shape)
+    order = np.random.default_rng(3).permutation(config.vocab_size)
+    params["embedding"] = rows
+    params["unembedding"] = jnp.zeros_like(rows).at[np.roll(order, -1)].set(0.5 * rows[order])
+    return specjax.Model(
+        functions=Decoder(config), params=params, vocab_size=config.vocab_size, max_positions=config.max_positions, name="cycling"
+    )
+
+
 def eagle_head(model=None, ids=IDS, feature_layers=(1, 2), scale=0.4):
     """An autoregressive head with random parameters."""
     model = target() if model is None else model

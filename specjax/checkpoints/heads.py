@@ -42,7 +42,7 @@ def save_head(head: TrainedHead, folder: str | Path, dtype=jnp.bfloat16) -> Path
     unfinished = folder.with_name(folder.name + ".part")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    tree = {"head": jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), head.params)}
+    tree = {"head": head.params_in(dtype)}
     if head.ids is not None:
         tree["ids"] = jnp.asarray(head.ids, jnp.int32)
     with ocp.StandardCheckpointer() as checkpointer:
@@ -73,8 +73,7 @@ def load_head(source: str | Path) -> TrainedHead:
       Traceback (most recent call last):
       ValueError: no trained head is called 'no-such-head'...
     """
-    folder = _folder(source)
-    card = _read_card(folder / CARD)
+    folder, card = _folder(source), read_card(source)
     kind, config, dtype = card["kind"], card["config"], jnp.dtype(card["dtype"])
     try:
         functions = MedusaHeads(MedusaConfig(**config)) if kind == "medusa" else EagleHead(_eagle_config(config))
@@ -103,6 +102,24 @@ def shipped_heads() -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(shipped_folder("checkpoints").glob(f"*/{CARD}"))}
 
 
+def find_head(kind: str, target: str) -> TrainedHead:
+    """The head of a kind ("medusa" or "eagle") that comes with the library for the model called ``target``.
+
+    Raises:
+      ValueError: there is none.
+
+    Example:
+      >>> find_head("medusa", "no-such-model")
+      Traceback (most recent call last):
+      ValueError: no medusa head for 'no-such-model' comes with specjax...
+    """
+    for folder in shipped_heads().values():
+        card = read_card(folder)
+        if card["kind"] == kind and card["target"]["name"] == target:
+            return load_head(folder)
+    raise ValueError(f"no {kind} head for {target!r} comes with specjax; train one (scripts/train_{kind}.py) and name its folder")
+
+
 def _folder(source) -> Path:
     shipped = shipped_heads()
     if isinstance(source, str) and source in shipped:
@@ -114,7 +131,9 @@ def _folder(source) -> Path:
     raise ValueError(f"no trained head is called {str(source)!r}, and no folder either; with specjax come: {known}")
 
 
-def _read_card(path: Path) -> dict:
+def read_card(source: str | Path) -> dict:
+    """The card of a head, without its parameters; see :func:`load_head`."""
+    path = _folder(source) / CARD
     try:
         card = json.loads(path.read_text())
     except FileNotFoundError:

@@ -15,8 +15,10 @@ class Kind:
     """One name that ``--drafter`` takes.
 
     Attributes:
-      make: from the text behind "=" (None without), K (None if it was not given) and the dtype asked for to the drafter.
-      shape: the tree that it proposes at most, and the laws that it can draw by, known before a model is loaded. Imports JAX.
+      make: from the text behind "=" (None without), K (None if it was not given), the dtype asked for and the target to the
+        drafter.
+      shape: from the text behind "=" to a tree such as it proposes, and the laws that it can draw by, known before a model is
+        loaded. Imports JAX.
       argument: what stands behind "=", "" for nothing.
       needs_argument: whether it must be given.
       may_lack: whether it may propose nothing, so that another drafter can stand behind it.
@@ -29,32 +31,75 @@ class Kind:
     may_lack: bool = False
 
 
-def _lookup(argument, length, dtype):
+def _lookup(argument, length, dtype, target):
     from specjax.drafters import prompt_lookup
 
-    del argument, dtype
+    del argument, dtype, target
     return prompt_lookup(**_given(length))
 
 
-def _lookup_shape():
+def _lookup_shape(argument):
     from specjax.drafters import PromptLookup
     from specjax.tree import DraftTree
 
+    del argument
     return DraftTree.chain(1), PromptLookup.law_choices
 
 
-def _draft(argument, length, dtype):
+def _draft(argument, length, dtype, target):
     from specjax import load_model
     from specjax.drafters import draft_model
 
+    del target
     return draft_model(load_model(argument, dtype=dtype), **_given(length))
 
 
-def _draft_shape():
+def _draft_shape(argument):
     from specjax.drafters import DraftModel
     from specjax.tree import DraftTree
 
+    del argument
     return DraftTree.chain(1), DraftModel.law_choices
+
+
+def _head(kind):
+    def make(argument, length, dtype, target):
+        from pathlib import Path
+
+        from specjax import drafters
+        from specjax.checkpoints.heads import CARD, find_head, load_head
+        from specjax.checkpoints.medusa_files import load_medusa
+
+        del dtype
+        if argument is None:
+            head = find_head(kind, target.name)
+        elif kind == "medusa" and Path(argument).is_dir() and not (Path(argument) / CARD).exists():
+            head = load_medusa(argument, target)
+        else:
+            head = load_head(argument)
+        return getattr(drafters, kind)(head, **_given(length))
+
+    return make
+
+
+def _head_shape(kind):
+    def shape(argument):
+        from pathlib import Path
+
+        from specjax.checkpoints.heads import CARD, read_card
+        from specjax.drafters.tree_drafting import LAWS
+        from specjax.tree import DraftTree
+
+        tree = None
+        public = kind == "medusa" and argument and Path(argument).is_dir() and not (Path(argument) / CARD).exists()
+        if argument is not None and not public:
+            card = read_card(argument)
+            if card["kind"] != kind:
+                raise ValueError(f"{argument} is a head of kind {card['kind']}: --drafter {card['kind']}={argument}")
+            tree = card["tree"]
+        return DraftTree.chain(1) if tree is None else DraftTree(tuple(tree)), LAWS
+
+    return shape
 
 
 def _given(length):
@@ -64,10 +109,11 @@ def _given(length):
 DRAFTERS = {
     "lookup": Kind(_lookup, _lookup_shape, may_lack=True),
     "draft": Kind(_draft, _draft_shape, argument="MODEL"),
+    "medusa": Kind(_head("medusa"), _head_shape("medusa"), argument="FOLDER", needs_argument=False),
+    "eagle": Kind(_head("eagle"), _head_shape("eagle"), argument="FOLDER", needs_argument=False),
 }
 """What proposes tokens, by name; beside these there are none and auto."""
 
-NOT_YET = ("medusa", "eagle")
 AUTO = "lookup"
 """The strongest that every model has; trained drafts will come before it."""
 
@@ -112,7 +158,7 @@ def parse_drafter(text: str, num_speculative_tokens: int | None) -> tuple[Part, 
     if text == "auto":
         return (Part(AUTO),)
     # A path may have a + too: only one before the name of a drafter separates.
-    names = "|".join((*DRAFTERS, *NOT_YET, "none", "auto"))
+    names = "|".join((*DRAFTERS, "none", "auto"))
     parts = [_part(part, text) for part in re.split(rf"\+(?=(?:{names})(?:=|\+|$))", text)]
     for place, part in enumerate(parts[:-1]):
         if part in parts[:place]:
@@ -130,8 +176,6 @@ def parse_drafter(text: str, num_speculative_tokens: int | None) -> tuple[Part, 
 
 def _part(text: str, whole: str) -> Part:
     name, equals, argument = text.partition("=")
-    if name in NOT_YET:
-        raise CallError(f"--drafter {whole} is not available yet; there are {known_names()}")
     if name in ("none", "auto") and not equals:
         raise CallError(f"--drafter {whole}: {name} stands alone; it cannot be stacked")
     kind = DRAFTERS.get(name)
@@ -147,7 +191,7 @@ def known_names() -> str:
 
     Example:
       >>> known_names()
-      'none, lookup, draft=MODEL or auto'
+      'none, lookup, draft=MODEL, medusa[=FOLDER], eagle[=FOLDER] or auto'
     """
     names = ["none"]
     for name, kind in DRAFTERS.items():
@@ -162,15 +206,16 @@ def check_drafter(parts: tuple[Part, ...], rule: str, greedy: bool, allow_lossy:
     from specjax.verification import choose_rule
 
     # Of a stack the last decides: what others propose takes its laws.
-    tree, laws = DRAFTERS[parts[-1].name].shape() if parts else (DraftTree.chain(0), ())
+    shapes = [DRAFTERS[part.name].shape(part.argument) for part in parts]
+    tree, laws = shapes[-1] if parts else (DraftTree.chain(0), ())
     choose_rule(rule, tree, laws, greedy, allow_lossy)
 
 
-def make_drafter(parts: tuple[Part, ...], num_speculative_tokens: int | None, dtype: str | None):
-    """The drafter, its models loaded; None for none. ``num_speculative_tokens`` holds for every part."""
+def make_drafter(parts: tuple[Part, ...], num_speculative_tokens: int | None, dtype: str | None, target):
+    """The drafter for the model ``target``, its own models loaded; None for none. K holds for every part."""
     from specjax.drafters import stacked
 
-    made = [DRAFTERS[part.name].make(part.argument, num_speculative_tokens, dtype) for part in parts]
+    made = [DRAFTERS[part.name].make(part.argument, num_speculative_tokens, dtype, target) for part in parts]
     drafter = made.pop() if made else None
     while made:
         drafter = stacked(made.pop(), drafter)

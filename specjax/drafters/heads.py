@@ -2,9 +2,6 @@
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
-
 from specjax.drafters.base import BoundDrafter, check_num_speculative_tokens
 from specjax.drafters.eagle import Eagle
 from specjax.drafters.medusa import Medusa
@@ -32,8 +29,7 @@ class HeadDrafter(BoundDrafter):
 
     def params_for(self, target: Model):
         """See :meth:`BoundDrafter.params_for`; the head is brought to the target's dtype."""
-        own = jax.tree.map(lambda leaf: jnp.asarray(leaf, target.dtype), self.head.params)
-        return {"own": own, "shared": self.head.shared(target)}
+        return {"own": self.head.params_in(target.dtype), "shared": self.head.shared(target)}
 
 
 def medusa(heads: TrainedHead, num_speculative_tokens: int | None = None, *, tree: DraftTree | None = None) -> BoundDrafter:

@@ -131,6 +131,11 @@ class TrainedHead:
         config = self.functions.config
         return config.vocab_size if self.kind == "medusa" else config.layer.vocab_size
 
+    def params_in(self, dtype) -> dict:
+        """The parameters as a head of this ``dtype`` has them; norms stay in at least float32."""
+        wanted = self.functions.abstract_params(dtype)
+        return jax.tree.map(lambda leaf, want: jnp.asarray(leaf, want.dtype), self.params, wanted)
+
     def shared(self, target: Model) -> dict:
         """What the head reads of its target's parameters, in the target's dtype."""
         matrix = target.functions.output_matrix(target.params)

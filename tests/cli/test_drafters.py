@@ -1,11 +1,16 @@
 """``--drafter`` and what it stands for."""
 
+import dataclasses
+
 import pytest
 
+from specjax.checkpoints.heads import save_head
 from specjax.cli import drafters
 from specjax.cli.drafters import DRAFTERS, Part, make_drafter, parse_drafter
 from specjax.cli.options import CallError
 from specjax.drafters import PromptLookup, Stacked
+from specjax.tree import DraftTree
+from tests import heads
 
 
 @pytest.mark.parametrize(
@@ -17,6 +22,8 @@ from specjax.drafters import PromptLookup, Stacked
         ("draft=a.gguf", (Part("draft", "a.gguf"),)),
         ("lookup+draft=a.gguf", (Part("lookup"), Part("draft", "a.gguf"))),
         ("draft=a+b.gguf", (Part("draft", "a+b.gguf"),)),
+        ("lookup+eagle", (Part("lookup"), Part("eagle"))),
+        ("medusa=heads", (Part("medusa", "heads"),)),
         ("lookup+draft=a+lookups/b=c", (Part("lookup"), Part("draft", "a+lookups/b=c"))),
     ],
 )
@@ -27,7 +34,7 @@ def test_what_can_be_asked_for(text, parts):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "--drafter is ''; it must be none, lookup, draft=MODEL or auto, or several joined by +"),
+        ("", "--drafter is ''; it must be none, lookup, draft=MODEL, .* or auto, or several joined by +"),
         ("guess", "--drafter is 'guess'"),
         ("lookup+guess", r"--drafter is 'lookup\+guess'"),
         ("lookup=3", "--drafter is 'lookup=3'"),
@@ -40,7 +47,7 @@ def test_what_can_be_asked_for(text, parts):
         ("draft=a+draft=b", "draft always proposes something"),
         ("lookup+lookup", "lookup is there twice"),
         ("lookup+lookup+draft=a", "lookup is there twice"),
-        ("lookup+eagle", "not available yet; there are none, lookup, draft=MODEL or auto"),
+        ("eagle+lookup", "eagle always proposes something"),
     ],
 )
 def test_what_cannot(text, message):
@@ -53,17 +60,32 @@ def test_a_name_whose_argument_may_be_left_out(monkeypatch):
     monkeypatch.setitem(DRAFTERS, "heads", kind)
     assert parse_drafter("heads", None) == (Part("heads"),)
     assert parse_drafter("lookup+heads=a", None) == (Part("lookup"), Part("heads", "a"))
-    assert drafters.known_names() == "none, lookup, draft=MODEL, heads[=PATH] or auto"
+    assert drafters.known_names() == "none, lookup, draft=MODEL, medusa[=FOLDER], eagle[=FOLDER], heads[=PATH] or auto"
     with pytest.raises(CallError, match="heads is incomplete"):
         parse_drafter("heads=", None)
 
 
 def test_what_is_made(chat_model):
-    assert make_drafter((), None, None) is None
-    lookup = make_drafter((Part("lookup"),), 3, None).functions
+    assert make_drafter((), None, None, None) is None
+    lookup = make_drafter((Part("lookup"),), 3, None, None).functions
     assert isinstance(lookup, PromptLookup)
     assert lookup.num_speculative_tokens == 3
-    stack = make_drafter(parse_drafter(f"lookup+draft={chat_model}", 5), 5, "float32").functions
+    stack = make_drafter(parse_drafter(f"lookup+draft={chat_model}", 5), 5, "float32", None).functions
     assert isinstance(stack, Stacked)
     assert (stack.first.tree.num_nodes, stack.then.tree.num_nodes) == (5, 5)
     assert stack.sources == ("prompt_lookup", "draft_model(tiny-chat)")
+
+
+def test_heads_are_found_by_folder(tmp_path):
+    """And a head of another kind, or for another target, is told before or with the target's name."""
+    save_head(dataclasses.replace(heads.eagle_head(), tree=DraftTree((-1, 0, 0))), tmp_path / "head")
+    part = (Part("eagle", str(tmp_path / "head")),)
+    made = make_drafter(part, None, None, heads.target())
+    assert made.functions.tree == DraftTree((-1, 0, 0))
+    assert make_drafter(part, 3, None, heads.target()).functions.tree == DraftTree.chain(3)
+    with pytest.raises(ValueError, match=r"rule 'block' takes drafts of shape .*; this drafter proposes a tree"):
+        drafters.check_drafter(part, "block", greedy=False, allow_lossy=False)
+    with pytest.raises(ValueError, match="is a head of kind eagle: --drafter eagle="):
+        drafters.check_drafter((Part("medusa", part[0].argument),), "auto", greedy=False, allow_lossy=False)
+    with pytest.raises(ValueError, match="no medusa head for 'tiny' comes with specjax"):
+        make_drafter((Part("medusa"),), None, None, heads.target())

@@ -40,9 +40,8 @@ def plain():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", [{"num_speculative_tokens": 3}, {"tree": TREE}], ids=["chain", "tree"])
-def test_invariant_2_the_tokens_of_plain_decoding(plain, kind, shape):
-    completions = specjax.generate(heads.target(), PROMPTS, MIXED, drafter(kind, **shape), rule="gumbel")
+def test_invariant_2_the_tokens_of_plain_decoding(plain, kind):
+    completions = specjax.generate(heads.target(), PROMPTS, MIXED, drafter(kind, tree=TREE), rule="gumbel")
     assert tokens_of(completions) == plain
     assert sum(c.stats.num_accepted_tokens for c in completions) > 0
 
@@ -59,6 +58,7 @@ def test_the_state_is_that_of_the_committed_text(kind):
         emitted |= set((np.asarray(state.lengths) - before).tolist())
     assert len(emitted) > 1
     head, functions, tokens = bound.head, bound.head.functions, state.tokens
+    shared = head.shared(model)
 
     @jax.jit
     def fed_at_once():
@@ -69,7 +69,7 @@ def test_the_state_is_that_of_the_committed_text(kind):
         places = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
         cache = functions.init_cache(head.params, 3, 1)
         joined = functions.joined(head.params, before)
-        states, block = functions.apply(head.params, head.shared(model), tokens, joined, places, cache)
+        states, block = functions.apply(head.params, shared, tokens, joined, places, cache)
         return states, block.keys[0]
 
     states, keys = jax.device_get(fed_at_once())
@@ -111,9 +111,8 @@ def test_only_tokens_of_the_reduced_vocabulary_are_drafted(kind):
     bound = drafter(kind, num_speculative_tokens=3)
     assert batch.params.drafter["shared"]["output"].shape == (len(heads.IDS), 16)
     context = batch.program.context(batch.params, state)
-    draft, _ = batch.program.drafter.propose(
-        batch.params.drafter, state.drafter, context, hash_model.keys(context), jnp.full((3,), 3)
-    )
+    propose = jax.jit(lambda *given: batch.program.drafter.propose(*given, hash_model.keys(given[2]), jnp.full((3,), 3))[0])
+    draft = propose(batch.params.drafter, state.drafter, context)
     assert np.isin(np.asarray(draft.tokens), heads.IDS).all()
     outside = np.setdiff1d(np.arange(23), heads.IDS)
     assert np.all(np.asarray(draft.parent_log_probs)[..., outside] == -np.inf)

@@ -102,7 +102,7 @@ def test_no_draft_tokens():
     assert propose([[1, 1, 1]], num_draft=0) == [[]]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=CAPACITY + 1), min_size=4, max_size=4),
     st.sampled_from([(3, 1), (3, 2), (2, 2)]),

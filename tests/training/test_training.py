@@ -1,6 +1,7 @@
 """From prompts to heads that accept: small runs on a tiny decoder, the same steps as on a real one."""
 
 import dataclasses
+import functools
 
 import chex
 import jax
@@ -14,12 +15,13 @@ from specjax.training.batches import Batches
 from specjax.training.eagle import EagleObjective
 from specjax.training.loop import TrainingSettings, train
 from specjax.training.material import Material
-from specjax.training.recipes import train_eagle, train_medusa
+from specjax.training.medusa import MedusaObjective
+from specjax.training.recipes import Evaluation, train_eagle, train_medusa
 from specjax.training.states import StateStore
 from specjax.training.texts import Texts
 from tests import heads
 
-SETTINGS = TrainingSettings(num_steps=40, learning_rate=1e-2, warmup_steps=5, evaluate_every=20, save_every=20)
+SETTINGS = TrainingSettings(num_steps=40, learning_rate=3e-2, warmup_steps=5, evaluate_every=20, save_every=20)
 QUIET = {"progress": lambda line: None}
 
 
@@ -28,37 +30,44 @@ def material(tmp_path_factory):
     folder = tmp_path_factory.mktemp("material")
     random = np.random.default_rng(0)
     prompts = [random.integers(23, size=random.integers(1, 6)).tolist() for _ in range(48)]
-    texts = write_answers(heads.target(), prompts, folder / "answers", max_tokens=40, rows_at_once=24)
+    texts = write_answers(heads.cycling_target(), prompts, folder / "answers", max_tokens=40, rows_at_once=24)
     return Material.prepare(
-        heads.target(), texts, folder / "states", draft_vocab_size=16, held_out=0.2, tokens_per_batch=1024, **QUIET
+        heads.cycling_target(), texts, folder / "states", draft_vocab_size=20, held_out=0.2, tokens_per_batch=1024, **QUIET
     )
 
 
-@pytest.mark.parametrize(("train_head", "bind", "least"), [(train_eagle, eagle, 0.5), (train_medusa, medusa, 0.35)])
-def test_training_makes_drafts_that_are_accepted(material, train_head, bind, least):
-    """From chance (1 in 16) to at least ``least`` at the first place, on texts that were not trained on."""
-    untrained, _ = train_head(material, dataclasses.replace(SETTINGS, num_steps=1, learning_rate=1e-9), **QUIET)
+@pytest.mark.parametrize(
+    ("train_head", "objective", "bind", "least"),
+    [
+        (functools.partial(train_eagle, depth=2), functools.partial(EagleObjective, depth=2), eagle, 0.55),
+        (functools.partial(train_medusa, num_heads=2), MedusaObjective, medusa, 0.4),
+    ],
+    ids=["eagle", "medusa"],
+)
+def test_training_makes_drafts_that_are_accepted(material, train_head, objective, bind, least):
+    """From near chance (1 in 16) to at least ``least`` at the first place, on texts that were not trained on."""
     trained, log = train_head(material, SETTINGS, **QUIET)
-    before, after = (head.facts["held_out"]["acceptance_by_position"][0] for head in (untrained, trained))
-    assert before < 0.25
-    assert after > least
+    untrained = trained.functions.init(jax.random.key(0))
+    before = Evaluation(objective(trained.functions), material.shared, material)(untrained)["acceptance_by_position"][0]
+    assert before < 0.2
+    assert trained.facts["held_out"]["acceptance_by_position"][0] > least
     assert [entry["step"] for entry in log] == [20, 40]
     assert log[-1]["training_total"] < log[0]["training_total"]
     # The replay tells what decoding does.
-    target = heads.target()
+    target = heads.cycling_target()
     prompts = [material.held_out.texts.prompt(row).tolist() for row in range(len(material.held_out.texts))]
     params = specjax.SamplingParams(temperature=0, max_tokens=40)
     plain = specjax.generate(target, prompts, params)
-    drafts = specjax.generate(target, prompts, params, bind(trained, 3))
+    drafts = specjax.generate(target, prompts, params, bind(trained, 2))
     assert [c.token_ids for c in drafts] == [c.token_ids for c in plain]
     rounds = sum(c.stats.num_drafts for c in drafts)
-    assert sum(c.stats.num_accepted_tokens_per_pos[0] for c in drafts) / rounds > least
+    assert sum(c.stats.num_accepted_tokens_per_pos[0] for c in drafts) / rounds > least - 0.15
 
 
 def test_a_run_that_is_interrupted_ends_with_the_same_bits(material, tmp_path):
     head = heads.eagle_head()
     objective = EagleObjective(
-        dataclasses.replace(head.functions, config=dataclasses.replace(head.functions.config, draft_vocab_size=16)), 2
+        dataclasses.replace(head.functions, config=dataclasses.replace(head.functions.config, draft_vocab_size=20)), 2
     )
     settings = dataclasses.replace(SETTINGS, num_steps=8, evaluate_every=3, save_every=4)
     common = (head.params, material.shared, material.training, settings)
@@ -88,7 +97,7 @@ def test_a_run_that_is_interrupted_ends_with_the_same_bits(material, tmp_path):
 
 def test_a_mesh_of_devices_trains_the_same(material):
     head = heads.eagle_head()
-    functions = dataclasses.replace(head.functions, config=dataclasses.replace(head.functions.config, draft_vocab_size=16))
+    functions = dataclasses.replace(head.functions, config=dataclasses.replace(head.functions.config, draft_vocab_size=20))
     settings = dataclasses.replace(SETTINGS, num_steps=3)
     batches = dataclasses.replace(material.training, rows_multiple=4)
     common = (EagleObjective(functions, 2), head.params, material.shared, batches, settings)
@@ -154,4 +163,4 @@ def test_bad_settings(material):
     with pytest.raises(ValueError, match=r"prompt_weight is 2; it must be from 0 to 1"):
         dataclasses.replace(material.training, prompt_weight=2)
     with pytest.raises(ValueError, match=r"start is .*; this run's is"):
-        train_eagle(material, SETTINGS, start=heads.eagle_head(), **QUIET)
+        train_eagle(material, SETTINGS, start=heads.eagle_head(heads.cycling_target()), **QUIET)
