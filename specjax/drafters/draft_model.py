@@ -14,11 +14,13 @@ import jax.numpy as jnp
 
 from specjax.choices import Stream, coupled_draw
 from specjax.drafters.base import BoundDrafter, Context, check_num_speculative_tokens
-from specjax.drafters.draft_tree import DraftTreeModel
+from specjax.drafters.draft_tree import DraftTreeModel, GrowingDraftModel
 from specjax.drafters.draw import most_likely, only_where, softened
 from specjax.drafters.model_drafter import ModelDrafter
 from specjax.drafters.stopping import DraftStep, StopHook
+from specjax.drafters.tree_growing import check_growth
 from specjax.models.loaded import Model
+from specjax.row_trees import TreeBounds
 from specjax.tree import ROOT, Draft, DraftTree, Law
 
 DEFAULT_LENGTH = 4
@@ -131,7 +133,8 @@ def draft_model(
     model: Model,
     num_speculative_tokens: int | None = None,
     *,
-    tree: DraftTree | None = None,
+    tree: DraftTree | TreeBounds | None = None,
+    branching: int | None = None,
     stop: StopHook | None = None,
 ) -> BoundDrafter:
     """A drafter that runs a small model with the target's tokenizer.
@@ -143,6 +146,10 @@ def draft_model(
       model: any loaded model; its tokenizer is compared with the target's when a run starts.
       num_speculative_tokens: K, draft tokens per round, 0 to 32; 4 if neither this nor a tree is given.
       tree: a shape with branches instead of a chain; every inner node's children are drawn from the model's output there.
+        With bounds instead, the tree is shaped for every row while it is drafted, of the tokens that are most likely (EAGLE-2, Li
+        et al. 2024, arXiv:2406.16858).
+      branching: with bounds, how many tokens behind a node become candidates, and how many nodes of a depth go on; at most 8 and
+        no more than there are nodes unless given.
       stop: ends drafts early, see ``specjax.drafters.stopping``; for chains.
 
     Raises:
@@ -154,6 +161,8 @@ def draft_model(
     name = f"draft_model({model.name})"
     if stop is not None and (isinstance(stop, type) or not callable(stop)):
         raise ValueError(f"draft_model: stop is {stop!r}; it must be a hook such as specjax.drafters.StopAtEntropy()")
+    if branching is not None and not isinstance(tree, TreeBounds):
+        raise ValueError(f"draft_model: branching is {branching!r}; it is for trees within bounds (specjax.row_trees.TreeBounds)")
     if tree is None:
         length = DEFAULT_LENGTH if num_speculative_tokens is None else num_speculative_tokens
         length = check_num_speculative_tokens(length)
@@ -162,6 +171,9 @@ def draft_model(
         raise ValueError(f"draft_model: num_speculative_tokens is {num_speculative_tokens!r} beside a tree; give one of them")
     if stop is not None:
         raise ValueError(f"draft_model: stop is {stop!r} beside a tree; only chains can stop early")
+    if isinstance(tree, TreeBounds):
+        grown = GrowingDraftModel(*settings, tree, check_growth("draft_model", tree, branching))
+        return BoundDrafter(grown, model.params, name=name, model=model)
     if not isinstance(tree, DraftTree) or tree.num_nodes == 0:
         raise ValueError(f"draft_model: tree is {tree!r}; it must be a DraftTree of at least one draft node")
     return BoundDrafter(DraftTreeModel(*settings, tree), model.params, name=name, model=model)

@@ -15,7 +15,9 @@ import numpy as np
 from specjax.cache import KVCache
 from specjax.drafters.base import Context
 from specjax.drafters.tree_drafting import Level, TreeDrafting, paths_at
+from specjax.drafters.tree_growing import Grown, TreeGrowing
 from specjax.models.eagle_head import EagleHead
+from specjax.row_trees import TreeBounds
 from specjax.tree import ROOT, DraftTree, Law
 
 
@@ -33,20 +35,16 @@ class EagleState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Eagle(TreeDrafting):
-    """The drafter's functions; see :func:`specjax.drafters.eagle`.
+class EagleDrafter:
+    """The part of the drafter that follows the committed text.
 
     Attributes:
       head: the head's functions.
       feature_layers: layers of the target whose states the head reads.
-      tree: topology of every proposal.
-      laws: a law for every draft node; None until a run fixes one.
     """
 
     head: EagleHead
     feature_layers: tuple[int, ...]
-    tree: DraftTree
-    laws: tuple[Law, ...] | None = None
 
     def init(self, params, batch, capacity):
         """See :meth:`specjax.drafters.Drafter.init`."""
@@ -65,6 +63,36 @@ class Eagle(TreeDrafting):
         newest = jnp.take_along_axis(states, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
         return EagleState(cache, jnp.where(counts[:, None] > 0, newest, state.root_state))
 
+    def reset(self, state, rows):
+        """See :meth:`specjax.drafters.Drafter.reset`."""
+        return EagleState(
+            cache=state.cache.roll_back(jnp.where(rows, 0, state.cache.lengths)),
+            root_state=jnp.where(rows[:, None], 0, state.root_state),
+        )
+
+    def log_probs(self, params, states, context: Context, path_tokens, path_lengths) -> jax.Array:
+        """[B, n, V] log q behind the head's ``states`` [B, n, E] at nodes with these paths."""
+        logits = self.head.wide_logits(params["own"], params["shared"], states, context.logits_width)
+        return context.distribution.log_probs(logits.astype(context.logits_dtype), path_tokens, path_lengths)
+
+    def feed(self, params, state: EagleState, context: Context, tokens, states, depths, mask) -> jax.Array:
+        """The head's states [B, n, E] at draft nodes ``tokens`` [B, n] of ``depths`` (n), beside ``states`` of their parents."""
+        positions = context.lengths[:, None] - 1 + jnp.asarray(depths, jnp.int32)[None, :]
+        return self.head.apply(params["own"], params["shared"], tokens, states, positions, state.cache, mask)[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle(TreeDrafting, EagleDrafter):
+    """Drafts chains and trees of a fixed shape; see :func:`specjax.drafters.eagle`.
+
+    Attributes:
+      tree: topology of every proposal.
+      laws: a law for every draft node; None until a run fixes one.
+    """
+
+    tree: DraftTree
+    laws: tuple[Law, ...] | None = None
+
     def propose(self, params, state, context: Context, choices, num_draft):
         """See :meth:`specjax.drafters.Drafter.propose`."""
         asked = self.asked(num_draft)
@@ -74,12 +102,14 @@ class Eagle(TreeDrafting):
 
             def log_probs_at(level: Level, states, tokens, context):
                 if level.fed:
-                    states = self._feed(params, state.cache, context, tokens, states, level)
-                logits = self.head.wide_logits(
-                    params["own"], params["shared"], states[:, np.array(level.inner)], context.logits_width
-                )
+                    fed = np.array(level.fed)
+                    parents, depths = np.array(self.tree.parents)[fed], np.array(self.tree.depths)[fed]
+                    made = self.feed(
+                        params, state, context, tokens[:, fed - 1], states[:, parents], depths, jnp.asarray(level.mask)
+                    )
+                    states = states.at[:, fed].set(made)
                 paths = paths_at(self.tree, level, tokens)
-                return context.distribution.log_probs(logits.astype(context.logits_dtype), *paths), states
+                return self.log_probs(params, states[:, np.array(level.inner)], context, *paths), states
 
             states = jnp.zeros((asked.shape[0], self.tree.size, self.head.config.width), state.root_state.dtype)
             states = states.at[:, ROOT].set(state.root_state)
@@ -88,19 +118,40 @@ class Eagle(TreeDrafting):
         drawn = jax.lax.cond(jnp.any(asked), draw, lambda nothing: nothing, self.nothing_drawn(context))
         return self.draft(*drawn), state
 
-    def _feed(self, params, cache, context, tokens, states, level: Level):
-        """``states`` [B, T, E] with those of the level's nodes, each made of its token and its parent's state."""
-        fed = np.array(level.fed)
-        parents = np.array(self.tree.parents)[fed]
-        positions = context.lengths[:, None] - 1 + jnp.asarray(np.array(self.tree.depths)[fed], jnp.int32)[None, :]
-        made, _ = self.head.apply(
-            params["own"], params["shared"], tokens[:, fed - 1], states[:, parents], positions, cache, jnp.asarray(level.mask)
-        )
-        return states.at[:, fed].set(made)
 
-    def reset(self, state, rows):
-        """See :meth:`specjax.drafters.Drafter.reset`."""
-        return EagleState(
-            cache=state.cache.roll_back(jnp.where(rows, 0, state.cache.lengths)),
-            root_state=jnp.where(rows[:, None], 0, state.root_state),
-        )
+@dataclasses.dataclass(frozen=True)
+class GrowingEagle(TreeGrowing, EagleDrafter):
+    """Drafts trees that it shapes while it drafts; see :func:`specjax.drafters.eagle`.
+
+    Attributes:
+      tree: bounds of every proposal.
+      branching: k.
+    """
+
+    tree: TreeBounds
+    branching: int
+
+    def propose(self, params, state, context: Context, choices, num_draft):
+        """See :meth:`specjax.drafters.Drafter.propose`."""
+        del choices
+
+        def grow(nothing):
+            del nothing
+
+            def log_probs_at(grown: Grown, states, context):
+                # Of the root and of all nodes so far.
+                k = self.branching
+                if grown.depth:
+                    of_parents = jnp.take_along_axis(states, grown.parents[..., None] + 1, axis=1)
+                    made = self.feed(params, state, context, grown.tokens, of_parents, grown.depths, grown.mask)
+                    states = jnp.concatenate([states[:, :1], made], axis=1)
+                newest = states[:, -k:] if grown.depth else states
+                lengths = jnp.full((newest.shape[1],), grown.depth, jnp.int32)
+                return self.log_probs(params, newest, context, grown.path_tokens, lengths), states
+
+            return self.grow_tree(context, state.root_state[:, None], log_probs_at)
+
+        grown = jax.lax.cond(jnp.any(num_draft > 0), grow, lambda nothing: nothing, self.nothing_grown(context))
+        draft = self.grown_draft(*grown)
+        asked = jnp.arange(self.tree.num_nodes)[None, :] < num_draft[:, None]
+        return draft.replace(valid=draft.valid & asked), state

@@ -3,10 +3,12 @@
 import dataclasses
 
 from specjax.drafters.base import BoundDrafter, check_num_speculative_tokens
-from specjax.drafters.eagle import Eagle
+from specjax.drafters.eagle import Eagle, GrowingEagle
 from specjax.drafters.medusa import Medusa
+from specjax.drafters.tree_growing import check_growth
 from specjax.models.loaded import Model
 from specjax.models.trained_head import TrainedHead
+from specjax.row_trees import TreeBounds
 from specjax.tree import DraftTree
 
 DEFAULT_LENGTH = 4
@@ -54,21 +56,39 @@ def medusa(heads: TrainedHead, num_speculative_tokens: int | None = None, *, tre
     return HeadDrafter(functions, name=f"medusa({heads.target.name})", head=heads)
 
 
-def eagle(head: TrainedHead, num_speculative_tokens: int | None = None, *, tree: DraftTree | None = None) -> BoundDrafter:
+def eagle(
+    head: TrainedHead,
+    num_speculative_tokens: int | None = None,
+    *,
+    tree: DraftTree | TreeBounds | None = None,
+    branching: int | None = None,
+) -> BoundDrafter:
     """A drafter that runs an autoregressive head (Li et al. 2024, arXiv:2401.15077).
 
     Args:
       head: from :func:`specjax.load_head`, or trained by ``specjax.training``.
       num_speculative_tokens: K for a chain, 0 to 32.
-      tree: a shape with branches. If neither is given, the head's own tree, else a chain of 4.
+      tree: a shape with branches; or bounds, within which the tree is shaped for every row while it is drafted, of the tokens
+        that are most likely (EAGLE-2, Li et al. 2024, arXiv:2406.16858). If neither is given, the head's own tree, else a chain
+        of 4.
+      branching: with bounds, how many tokens behind a node become candidates, and how many nodes of a depth go on; at most 8 and
+        no more than there are nodes unless given.
 
     Raises:
       ValueError: names the argument, its value and what would be right.
     """
     if not isinstance(head, TrainedHead) or head.kind != "eagle":
         raise ValueError(f"eagle: head is {head!r:.200}; it must be a trained autoregressive head (see specjax.load_head)")
+    name = f"eagle({head.target.name})"
+    if isinstance(tree, TreeBounds):
+        if num_speculative_tokens is not None:
+            raise ValueError(f"eagle: num_speculative_tokens is {num_speculative_tokens!r} beside a tree; give one of them")
+        grown = GrowingEagle(head.functions, head.feature_layers, tree, check_growth("eagle", tree, branching))
+        return HeadDrafter(grown, name=name, head=head)
+    if branching is not None:
+        raise ValueError(f"eagle: branching is {branching!r}; it is for trees within bounds (specjax.row_trees.TreeBounds)")
     tree = _tree("eagle", head, num_speculative_tokens, tree, DEFAULT_LENGTH)
-    return HeadDrafter(Eagle(head.functions, head.feature_layers, tree), name=f"eagle({head.target.name})", head=head)
+    return HeadDrafter(Eagle(head.functions, head.feature_layers, tree), name=name, head=head)
 
 
 def _tree(owner: str, head: TrainedHead, num_speculative_tokens, tree, default: int) -> DraftTree:
