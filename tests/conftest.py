@@ -5,7 +5,9 @@ spends little time on code that runs for milliseconds (compiling tiny models wou
 """
 
 import json
+import gc
 import os
+from pathlib import Path
 from pathlib import Path
 
 os.environ["XLA_FLAGS"] = (
@@ -16,6 +18,20 @@ import jax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+MAPS = Path("/proc/self/maps")
+MANY_MAPS = 30_000
+"""Linux gives a process 65,530 memory maps unless told otherwise. Compiled programs take some each; without, the compiler dies."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_programs():
+    """Gives compiled programs back where a long run of tests has made very many; else modules share theirs."""
+    yield
+    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MANY_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 def pytest_addoption(parser):
