@@ -4,10 +4,9 @@ The settings are made before JAX starts: eight virtual CPU devices, implicit ran
 spends little time on code that runs for milliseconds (compiling tiny models would otherwise be most of the test time).
 """
 
-import json
 import gc
+import json
 import os
-from pathlib import Path
 from pathlib import Path
 
 os.environ["XLA_FLAGS"] = (
@@ -22,7 +21,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 MAPS = Path("/proc/self/maps")
 MANY_MAPS = 30_000
-"""Linux gives a process 65,530 memory maps unless told otherwise. Compiled programs take some each; without, the compiler dies."""
+"""Linux gives a process 65,530 memory maps unless told otherwise. Compiled programs take some each; without, a compiler dies."""
 
 
 @pytest.fixture(scope="module", autouse=True)
