@@ -72,7 +72,7 @@ def tokens_of(completions):
 # Trees
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.integers(0, 6), st.lists(st.integers(0, 9), max_size=9))
 def test_an_overlay_holds_both(length, numbers):
     tree = DraftTree((-1, *(number % node for node, number in enumerate(numbers, 1))))
@@ -193,16 +193,10 @@ def test_no_q_where_all_laws_are_deterministic():
 # Rounds
 
 
-@functools.cache
-def plain(greedy):
-    return tokens_of(specjax.generate(TARGET, PROMPTS, GREEDY if greedy else MIXED))
-
-
 @BOTH
-@pytest.mark.parametrize(("rule", "greedy"), [("gumbel", False), ("auto", True)], ids=["gumbel", "greedy"])
-def test_the_tokens_are_those_of_plain_decoding(stack, rule, greedy):
-    completions = specjax.generate(TARGET, PROMPTS, GREEDY if greedy else MIXED, drafter=stack, rule=rule)
-    assert tokens_of(completions) == plain(greedy)
+def test_the_tokens_are_those_of_plain_decoding(stack):
+    completions = specjax.generate(TARGET, PROMPTS, MIXED, drafter=stack, rule="gumbel")
+    assert tokens_of(completions) == tokens_of(specjax.generate(TARGET, PROMPTS, MIXED))
     for name in NAMES:
         assert sum(c.stats.by_source[name].num_accepted_tokens for c in completions) > 0
     assert any(all(c.stats.by_source[name].num_drafts for name in NAMES) for c in completions)
