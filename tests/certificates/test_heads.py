@@ -33,4 +33,4 @@ def test_heads_change_no_distribution(kind, rule, shape):
     certificate = certify(rule, target=model, drafter={"eagle": eagle, "medusa": medusa}[kind](head, **shape))
     assert certificate.lossless, certificate.counterexample
     assert certificate.max_error <= 1e-12
-    assert certificate.expected_tokens > 1.2  # drafts are accepted
+    assert certificate.expected_tokens > 1.1  # drafts are accepted
