@@ -136,6 +136,8 @@ def train(
         if latest is not None:
             state = manager.restore(latest, args=ocp.args.StandardRestore(jax.tree.map(ocp.utils.to_shape_dtype_struct, state)))
             log = [entry for entry in json.loads((folder / "log.json").read_text()) if entry["step"] <= latest]
+            if latest > settings.num_steps:
+                raise ValueError(f"train: {folder} holds a run of {latest} steps; num_steps is {settings.num_steps}")
             progress(f"goes on from step {latest}")
     if mesh is not None:
         everywhere = NamedSharding(mesh, PartitionSpec())

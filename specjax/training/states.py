@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.models.loaded import Model
+from specjax.models.trained_head import TargetMark
 from specjax.training.texts import Texts
 
 TOKENS_PER_PASS = 4096
@@ -109,7 +110,10 @@ class StateStore:
         functions = model.functions.with_features(tuple(feature_layers))
         width = jax.eval_shape(forced, functions, model.params, jax.ShapeDtypeStruct((1, 1), jnp.int32)).shape[-1]
         shape = (texts.num_tokens, len(feature_layers), width)
-        made_of = {"texts": texts.digest(), "feature_layers": list(feature_layers), "model": model.name, "width": width}
+        made_of = {"texts": texts.digest(), "feature_layers": list(feature_layers), "width": width}
+        # The weights too: another model may have the same name.
+        mark = TargetMark.of(model)
+        made_of["target"] = [mark.name, *mark.sample]
         note, array = folder / "note.json", folder / "features.npy"
         done = 0
         if note.exists():
@@ -127,6 +131,11 @@ class StateStore:
                 continue
             tokens, lengths = padded_rows(texts, rows, max(1, TOKENS_PER_PASS // size), size)
             made = np.asarray(forced(functions, model.params, tokens))
+            if np.max(np.abs(made)) > np.finfo(np.float16).max:
+                raise ValueError(
+                    f"layers {tuple(feature_layers)} of {model.name!r} show numbers up to {np.max(np.abs(made)):g}; the "
+                    "states are stored in float16, which ends at 65504: leave out the layer that shows them"
+                )
             for place, row in enumerate(rows):
                 start = texts.offsets[row]
                 features[start : start + lengths[place]] = made[place, : lengths[place]]
