@@ -91,7 +91,8 @@ def prepare(arguments) -> tuple[Material, str]:
         rows_multiple=devices,
         progress=say,
     )
-    names = [pathlib.Path(arg).name if pathlib.Path(arg).exists() else arg for arg in sys.argv]
+    # No folder of this machine in the card.
+    names = [path.name if path.is_absolute() or path.exists() else str(path) for path in map(pathlib.Path, sys.argv)]
     return material, " ".join(["python", f"scripts/{names[0]}", *names[1:]])
 
 
