@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from specjax.models.loaded import Model
     from specjax.models.trained_head import TrainedHead
     from specjax.sampling import AllowedTokens, SamplingParams
+    from specjax.serving import Engine, Request
     from specjax.statistics import Stats
 
 __version__ = "0.1.0"
@@ -21,8 +22,10 @@ __all__ = [
     "AllowedTokens",
     "Certificate",
     "Completion",
+    "Engine",
     "Model",
     "Piece",
+    "Request",
     "SamplingParams",
     "Stats",
     "TrainedHead",
@@ -40,8 +43,10 @@ _HOMES = {
     "AllowedTokens": "specjax.sampling",
     "Certificate": "specjax.certificates",
     "Completion": "specjax.decoding",
+    "Engine": "specjax.serving",
     "Model": "specjax.models.loaded",
     "Piece": "specjax.decoding",
+    "Request": "specjax.serving",
     "SamplingParams": "specjax.sampling",
     "Stats": "specjax.statistics",
     "TrainedHead": "specjax.models.trained_head",

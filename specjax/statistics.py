@@ -126,6 +126,23 @@ class Stats:
         return values | {name: getattr(self, name) for name in rates}
 
 
+@dataclasses.dataclass(frozen=True)
+class RequestMetrics:
+    """Times of one completion, in seconds.
+
+    Attributes:
+      queue_time: from its submission until it moved into a slot.
+      time_to_first_token: from its submission until the host had its first tokens.
+      time_per_output_token: mean over the tokens behind the first ones; None if none came behind them.
+      e2e_latency: from its submission to its end.
+    """
+
+    queue_time: float
+    time_to_first_token: float
+    time_per_output_token: float | None
+    e2e_latency: float
+
+
 def total(stats: Iterable[Stats]) -> Stats:
     """The sum of several requests' statistics. Times are those of the longest: the requests of a batch ran together.
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from specjax.cli.batch import batch
 from specjax.cli.certify import certify
 from specjax.cli.generate import generate
 from specjax.cli.models import models, pull
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.command()(models)
 app.command()(pull)
 app.command()(certify)
+app.command()(batch)
 app.command(context_settings={"allow_extra_args": True})(generate)  # it says itself what is wrong with them
 
 

@@ -95,6 +95,16 @@ Logprobs = Annotated[
 NumCompletions = Annotated[
     int, typer.Option("--n", metavar="N", help="Completions of the prompt; more than one need --json, which is then a list.")
 ]
+Slots = Annotated[
+    str,
+    typer.Option(
+        metavar="N", help="Requests that are answered at once; auto takes what memory has room for, 16 at most on a CPU."
+    ),
+]
+Capacity = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Tokens of a slot, prompt and answer together; by default 1024, or what the model has."),
+]
 AllowLossy = Annotated[bool, typer.Option("--allow-lossy", help="Allow a rule that changes the distribution of the output.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
@@ -147,6 +157,14 @@ RENAMED = {
     "n-probs": "--logprobs N",
     "top-logprobs": "--logprobs N",
     "num-return-sequences": "--n N",
+    "parallel": "--slots N",
+    "np": "--slots N",
+    "max-num-seqs": "--slots N",
+    "batch-size": "--slots N",
+    "max-model-len": "--capacity N",
+    "ctx-size": "--capacity N",
+    "input-file": "specjax batch IN.jsonl OUT.jsonl",
+    "output-file": "specjax batch IN.jsonl OUT.jsonl",
 }
 
 

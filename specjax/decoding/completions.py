@@ -3,15 +3,19 @@
 import dataclasses
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
-from specjax.decoding.state import NO_TOKEN, DispatchInfo, Finish
+from specjax.decoding.round import Round
+from specjax.decoding.state import NO_TOKEN, Counters, DispatchInfo, Finish
+from specjax.drafters.base import sources_of
 from specjax.models.loaded import Model
 from specjax.sampling.params import SamplingParams
-from specjax.statistics import Stats
+from specjax.statistics import RequestMetrics, SourceStats, Stats
 from specjax.text import CompletionText
+from specjax.tree import Law
 
-FINISH_REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.NAN: "nan"}
+FINISH_REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.NAN: "nan", Finish.CANCELLED: "cancelled"}
 
 LOGPROBS_SIZES = (0, 5, 20)
 """How many of the most likely tokens a compiled round reports: few sizes, so that few rounds are compiled."""
@@ -25,14 +29,15 @@ class Completion:
       text: the new text, without the end token and without the stop string (unless that was to be kept); None for a model
         without tokenizer.
       token_ids: the new tokens, the end or stop token that finished them, or the token that completed a stop string, included.
-      finish_reason: "stop" (an end or stop token, or a stop string), "length" (``max_tokens`` or the end of the context), or
-        "nan" (the target's output was not a number; the tokens before it are kept).
+      finish_reason: "stop" (an end or stop token, or a stop string), "length" (``max_tokens`` or the end of the context), "nan"
+        (the target's output was not a number; the tokens before it are kept), or "cancelled" (likewise).
       logprobs: one dict for every token, ``{token id: log-probability}``: the token itself first, then the most likely ones,
         as many as were asked for. None where ``SamplingParams.logprobs`` is.
       seed: the seed that was used, drawn where none was given. All completions of a prompt share it.
       stats: acceptance statistics and times.
       prompt_index: which of the prompts was completed.
       index: which of the prompt's ``n`` completions this is. Seed and index determine it, whatever ``n`` is.
+      metrics: how long it waited and took in an engine; None outside.
     """
 
     text: str | None
@@ -43,6 +48,7 @@ class Completion:
     stats: Stats
     prompt_index: int = 0
     index: int = 0
+    metrics: RequestMetrics | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +106,7 @@ class Row:
         if self._text is None and self._decode is not None:
             stop, include, least = self.settings.stop, self.settings.include_stop_str_in_output, self.settings.min_tokens
             self._text = CompletionText(self._decode, stop, include, least)
+            self._text.push(self._text_ids)
 
     def take_text(self) -> str:
         """Text that has become certain since the last call; needs ``follow_text``, and a tokenizer to be more than ""."""
@@ -130,7 +137,13 @@ class Row:
                 self._logprobs.append({token: own} | others)
         return tokens
 
-    def completion(self, stats: Stats) -> Completion:
+    def cancel(self) -> None:
+        """No more tokens are wanted."""
+        self.finish = Finish.CANCELLED
+        if self._text is not None:
+            self._text.finish()
+
+    def completion(self, stats: Stats, metrics: RequestMetrics | None = None) -> Completion:
         """The completion of a row that has finished."""
         text = None
         if self._decode is not None:
@@ -144,12 +157,65 @@ class Row:
             stats=stats,
             prompt_index=self.prompt_index,
             index=self.index,
+            metrics=metrics,
         )
 
     @property
     def num_tokens(self) -> int:
         """Tokens emitted so far."""
         return len(self._token_ids)
+
+
+def row_counters(counters: Counters, place: int) -> Counters:
+    """The counters of one row, without the axis of rows."""
+    return jax.tree.map(lambda values: values[place], counters)
+
+
+def row_stats(program: Round, law: Law | None, counters: Counters, num_tokens: int, **times: float | None) -> Stats:
+    """Statistics of one row.
+
+    Args:
+      program: what it ran in.
+      law: how its drafter drew.
+      counters: the row's own, NumPy arrays without the axis of rows.
+      num_tokens: tokens that it emitted.
+      **times: fields of :class:`specjax.Stats` in seconds.
+    """
+    per_position = counters.num_accepted_tokens_per_pos.tolist()
+    return Stats(
+        num_drafts=int(counters.num_drafts),
+        num_draft_tokens=int(counters.num_draft_tokens),
+        num_accepted_tokens=sum(per_position),
+        num_accepted_tokens_per_pos=tuple(per_position),
+        num_tokens=num_tokens,
+        num_tested=int(np.sum(counters.num_tested_per_pos)),
+        overlap_sum=float(np.sum(counters.overlap_per_pos)) if law is not Law.DETERMINISTIC else None,
+        by_source={
+            name: SourceStats(**{count: int(values[place]) for count, values in vars(counters.by_source).items()})
+            for place, name in enumerate(sources_of(program.drafter))
+        },
+        **times,
+    )
+
+
+def excess_counters(before: Counters, after: Counters, kept: int) -> Counters:
+    """What the one round between ``before`` and ``after`` counted of a row behind its first ``kept`` tokens.
+
+    What was drafted stays counted.
+
+    Args:
+      before: of the row, NumPy arrays without the axis of rows.
+      after: likewise.
+      kept: tokens of the round that count.
+    """
+    excess = jax.tree.map(np.zeros_like, after)
+    for name in ("num_accepted_tokens_per_pos", "num_tested_per_pos", "overlap_per_pos"):
+        getattr(excess, name)[kept:] = (getattr(after, name) - getattr(before, name))[kept:]
+    # All tokens of the round came from one draft.
+    for name in ("num_accepted_tokens", "num_tokens"):
+        counted = getattr(after.by_source, name) - getattr(before.by_source, name)
+        getattr(excess.by_source, name)[:] = np.maximum(counted - kept, 0)
+    return excess
 
 
 def logprobs_size(settings: Sequence[SamplingParams]) -> int | None:

@@ -12,24 +12,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.decoding.completions import Completion, Piece, Row, logprobs_size
-from specjax.decoding.prompts import check_allowed_tokens, check_processor, check_settings, logits_dtype, prompt_ids
+from specjax.decoding.completions import Completion, Piece, Row, excess_counters, logprobs_size, row_counters, row_stats
+from specjax.decoding.compose import check_model, compose
+from specjax.decoding.prompts import check_settings, prompt_ids, stop_ids
 from specjax.decoding.round import Round, prefill, run_rounds
 from specjax.decoding.state import NO_TOKEN, Counters, DecodingState, Parameters
-from specjax.drafters.base import BoundDrafter, bind, sources_of
 from specjax.models.loaded import Model
 from specjax.sampling.allowed_tokens import AllowedTokens
 from specjax.sampling.params import SamplingArrays, SamplingParams
 from specjax.sampling.path import LogitsProcessor
-from specjax.statistics import SourceStats, Stats
 from specjax.tree import Law
-from specjax.verification.rules import choose_rule
 
 PREFILL_WIDTHS = (16, 64, 256)
 """Prompt tokens per pass; a prompt takes the smallest that holds it, or several passes of the largest."""
-
-STOP_IDS_STEP = 8
-"""The number of stop ids per row is rounded up to a multiple of this, so that it is no reason to compile again."""
 
 
 def generate(
@@ -132,14 +127,15 @@ class Batch:
 
     def __post_init__(self):
         self._counters: Counters | None = None
+        # Of rows that a stop string ended within a round.
+        self._excess: dict[int, Counters] = {}
         self._round_seconds: list[tuple[float, int]] = []
         self._seconds = {"prefill_seconds": 0.0, "decode_seconds": 0.0, "compile_seconds": 0.0}
 
     @classmethod
     def prepare(cls, model, prompts, params, drafter, rule, allow_lossy, logits_processor=None, allowed_tokens=None) -> "Batch":
         """Checks everything and lays out the batch; no model runs."""
-        if not isinstance(model, Model):
-            raise ValueError(f"model is {type(model).__name__}; it must be a specjax.Model (see specjax.load_model)")
+        check_model(model)
         if isinstance(prompts, str):
             prompts = [prompts]
         if not isinstance(prompts, Sequence | np.ndarray):
@@ -154,31 +150,18 @@ class Batch:
             raise ValueError(f"params is {params!r:.200}; it must be one SamplingParams or {len(prompts)}, one for each prompt")
         for index, settings in enumerate(sampling):
             check_settings(model, settings, index)
-        if logits_processor is not None:
-            check_processor(logits_processor, model)
-        check_allowed_tokens(allowed_tokens, model)
-        next_state = None if allowed_tokens is None else allowed_tokens.next_state
-        bound: BoundDrafter = bind(drafter)
-        bound.check_target(model)
-        chosen, law = choose_rule(
+        program, parameters, law = compose(
+            model,
+            drafter,
             rule,
-            bound.functions.tree,
-            bound.functions.law_choices,
             greedy=all(p.greedy for p in sampling),
             allow_lossy=allow_lossy,
+            logits_processor=logits_processor,
+            allowed_tokens=allowed_tokens,
+            num_logprobs=logprobs_size(sampling),
         )
         longest = max(map(len, prompts))
         most = max(min(len(p) + s.max_tokens, model.max_positions) for p, s in zip(prompts, sampling, strict=True))
-        program = Round(
-            target=bound.target_functions(model),
-            drafter=bound.functions.with_law(law),
-            rule=chosen,
-            vocab_size=model.vocab_size,
-            logits_width=model.logits.shape[-1],
-            logits_dtype=logits_dtype(model),
-            logits_processor=logits_processor,
-            num_logprobs=logprobs_size(sampling),
-        )
         prefill_width = next((width for width in PREFILL_WIDTHS if longest - 1 <= width), PREFILL_WIDTHS[-1])
         seeds = [secrets.randbits(32) if p.seed is None else p.seed for p in sampling]
         capacity = round_capacity(most - 1)
@@ -189,7 +172,6 @@ class Batch:
             for index in range(settings.n)
         ]
         prompts = [prompts[row.prompt_index] for row in rows]
-        parameters = Parameters(model.params, bound.params_for(model), next_state)
         return cls(program, model, parameters, prompts, rows, capacity, prefill_width, law)
 
     @property
@@ -210,11 +192,7 @@ class Batch:
             row[: len(prompt)] = prompt
         budgets = np.array([min(s.max_tokens, self.capacity + 1) for s in self.sampling])
         limits = np.minimum(lengths + budgets, self.model.max_positions).astype(np.int32)
-        ends = [(() if s.ignore_eos else self.model.stop_token_ids) + s.stop_token_ids for s in self.sampling]
-        most_ids = -(-max(1, *map(len, ends)) // STOP_IDS_STEP) * STOP_IDS_STEP
-        stop_token_ids = np.full((len(ends), most_ids), NO_TOKEN, np.int32)
-        for row, ids in zip(stop_token_ids, ends, strict=True):
-            row[: len(ids)] = ids
+        stop_token_ids = stop_ids(self.model, self.sampling)
         arrays = (jnp.asarray(a) for a in (tokens, lengths, limits, stop_token_ids))
         sampling = SamplingArrays.stack(
             self.sampling, [row.seed for row in self.rows], completion=[row.index for row in self.rows]
@@ -235,7 +213,6 @@ class Batch:
         with self._timed("prefill_seconds"):
             state = jax.block_until_ready(prefill(program, self.params, state, chunks))
         counters = jax.device_get(state.counters)
-        cut = jax.tree.map(np.zeros_like, counters)
         while any(row.running for row in self.rows):
             # The device knows no stop strings: where one may come, the host looks at every round.
             stops = any(row.looks_for_stops for row in self.rows)
@@ -250,12 +227,13 @@ class Batch:
             news = [row.extend(info, place) if row.running else [] for place, row in enumerate(self.rows)]
             for place, new in enumerate(news):
                 if stops and len(new) < np.sum(info.tokens[place] != NO_TOKEN):
-                    _add_behind(cut, before, counters, place, len(new))
+                    was, now = row_counters(before, place), row_counters(counters, place)
+                    self._excess[place] = excess_counters(was, now, len(new))
             finish = np.array([row.finish for row in self.rows], np.int32)
             if np.any(finish != info.finish):
                 state = state.replace(finish=jnp.asarray(finish))
             yield news
-        self._counters = jax.tree.map(np.subtract, jax.device_get(state.counters), cut)
+        self._counters = jax.device_get(state.counters)
 
     def _timed(self, name):
         return _Timer(self._seconds, name)
@@ -265,20 +243,14 @@ class Batch:
         return [self._completion(index) for index in range(len(self.rows))]
 
     def _completion(self, index: int) -> Completion:
-        row, counters = self.rows[index], self._counters
-        per_position = counters.num_accepted_tokens_per_pos[index].tolist()
-        stats = Stats(
-            num_drafts=int(counters.num_drafts[index]),
-            num_draft_tokens=int(counters.num_draft_tokens[index]),
-            num_accepted_tokens=sum(per_position),
-            num_accepted_tokens_per_pos=tuple(per_position),
-            num_tokens=row.num_tokens,
-            num_tested=int(np.sum(counters.num_tested_per_pos[index])),
-            overlap_sum=float(np.sum(counters.overlap_per_pos[index])) if self.law is not Law.DETERMINISTIC else None,
-            by_source={
-                name: SourceStats(**{count: int(values[index, place]) for count, values in vars(counters.by_source).items()})
-                for place, name in enumerate(sources_of(self.program.drafter))
-            },
+        row, counters = self.rows[index], row_counters(self._counters, index)
+        if index in self._excess:
+            counters = jax.tree.map(np.subtract, counters, self._excess[index])
+        stats = row_stats(
+            self.program,
+            self.law,
+            counters,
+            row.num_tokens,
             plain_round_seconds=self._median_round(drafting=False),
             drafting_round_seconds=self._median_round(drafting=True),
             **self._seconds,
@@ -302,20 +274,6 @@ class _Timer:
 
     def __exit__(self, *_):
         self._seconds[self._name] += time.perf_counter() - self._start
-
-
-def _add_behind(cut: Counters, before: Counters, after: Counters, row: int, kept: int) -> None:
-    """Adds to ``cut`` what the one round between ``before`` and ``after`` counted of ``row`` behind its first ``kept`` tokens.
-
-    What was drafted stays counted.
-    """
-    for name in ("num_accepted_tokens_per_pos", "num_tested_per_pos", "overlap_per_pos"):
-        counted = getattr(after, name)[row, kept:] - getattr(before, name)[row, kept:]
-        getattr(cut, name)[row, kept:] += counted
-    # All tokens of the round came from one draft.
-    for name in ("num_accepted_tokens", "num_tokens"):
-        counted = (getattr(after.by_source, name) - getattr(before.by_source, name))[row]
-        getattr(cut.by_source, name)[row] += np.maximum(counted - kept, 0)
 
 
 @functools.partial(jax.jit, static_argnames="program")

@@ -6,9 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.decoding.state import NO_TOKEN
 from specjax.models.loaded import Model
 from specjax.sampling.allowed_tokens import AllowedTokens
 from specjax.sampling.params import SamplingParams
+
+STOP_IDS_STEP = 8
+"""The number of stop ids per row is rounded up to a multiple of this, so that it is no reason to compile again."""
 
 
 def prompt_ids(model: Model, prompt, index: int) -> list[int]:
@@ -44,6 +48,21 @@ def check_settings(model: Model, settings: SamplingParams, index: int) -> None:
             f"params[{index}]: stop is {settings.stop!r}, but model {model.name!r} has no tokenizer and so no text; "
             "it must be None (stop_token_ids needs no text)"
         )
+
+
+def end_ids(model: Model, settings: SamplingParams) -> tuple[int, ...]:
+    """Ids that end a completion with these settings."""
+    return tuple(dict.fromkeys((() if settings.ignore_eos else model.stop_token_ids) + settings.stop_token_ids))
+
+
+def stop_ids(model: Model, sampling: Sequence[SamplingParams], width: int = 1) -> np.ndarray:
+    """[B, M] int32 the ids that end each row, filled up with ``NO_TOKEN``; M is at least ``width``."""
+    ends = [end_ids(model, settings) for settings in sampling]
+    most = -(-max(width, *map(len, ends)) // STOP_IDS_STEP) * STOP_IDS_STEP
+    array = np.full((len(ends), most), NO_TOKEN, np.int32)
+    for row, ids in zip(array, ends, strict=True):
+        row[: len(ids)] = ids
+    return array
 
 
 def check_allowed_tokens(allowed_tokens, model: Model) -> None:

@@ -59,6 +59,8 @@ class Round:
       rounds_per_dispatch: R, rounds that one call of ``run_rounds`` may run.
       prefill_width: prompt tokens per pass of ``prefill``.
       logits_processor: a user's own transform of the target's logits, or None.
+      depths: depths, ascending, at which drafts are often cut (see ``DecodingState.max_depths``); a verify pass of their size is
+        compiled for each.
       num_logprobs: n, how many of the most likely tokens are reported beside every emitted one, with the target's own
         log-probabilities; 0 reports the emitted one's alone, None reports nothing and costs nothing.
     """
@@ -72,6 +74,7 @@ class Round:
     rounds_per_dispatch: int = 8
     prefill_width: int = 64
     logits_processor: LogitsProcessor | None = None
+    depths: tuple[int, ...] = ()
     num_logprobs: int | None = None
 
     def init(self, params: Parameters, tokens, lengths, limits, stop_token_ids, sampling: SamplingArrays) -> DecodingState:
@@ -98,6 +101,7 @@ class Round:
             states=jnp.full((batch,), START, jnp.int32),
             cache=self.target.init_cache(params.target, batch, width - 1),
             observed=jnp.zeros((batch,), jnp.int32),
+            max_depths=jnp.full((batch,), self.drafter.tree.depth, jnp.int32),
             drafter=self.drafter.init(params.drafter, batch, width - 1),
             counters=Counters.zeros(batch, self.drafter.tree.depth, self.logits_dtype, len(sources_of(self.drafter))),
         )
@@ -145,7 +149,7 @@ class Round:
             tokens=state.tokens,
             lengths=state.lengths,
             # A round emits one token more than it accepts: never draft deeper than the budget can hold.
-            room=jnp.where(state.running, state.limits - state.lengths - 1, 0),
+            room=jnp.where(state.running, jnp.minimum(state.limits - state.lengths - 1, state.max_depths), 0),
             sampling=state.sampling,
             distribution=distribution,
             target_params=params.target,
@@ -219,7 +223,7 @@ class Round:
 
         The logits are the target's own, and None unless log-probabilities are to be reported.
         Where no row drafted anything the pass is over the root alone: a draft that is not there costs nothing. A drafter may name
-        more sets of nodes that are often all that is there.
+        more sets of nodes that are often all that is there, and ``depths`` adds those of shorter drafts.
         """
         tree = draft.tree
         root = jnp.take_along_axis(state.tokens, state.lengths[:, None] - 1, axis=1)
@@ -245,7 +249,9 @@ class Round:
         # All branches must return the same shapes. Nodes that are not in the pass are not valid; what stands for them is never
         # looked at.
         shapes = jax.eval_shape(lambda: passed(whole))
-        named = [(ROOT, *sorted({*nodes} - {ROOT})) for nodes in getattr(self.drafter, "passes", ())]
+        within = self.drafter.tree.nodes_within
+        cut = [tuple(range(1, int(within[depth]) + 1)) for depth in self.depths if 0 < depth < self.drafter.tree.depth]
+        named = [(ROOT, *sorted({*nodes} - {ROOT})) for nodes in (*cut, *getattr(self.drafter, "passes", ()))]
         passes = [(ROOT,), *named, whole]
         needed = jnp.any(draft.valid, axis=0)
         holds_all = jnp.stack([~jnp.any(needed & jnp.asarray(~np.isin(whole[1:], nodes))) for nodes in passes])

@@ -28,6 +28,8 @@ class Finish(enum.IntEnum):
     """It reached ``max_tokens`` or the end of the context."""
     NAN = 3
     """The target's output for its next token was not a number, or no token was allowed; the tokens before it were emitted."""
+    CANCELLED = 4
+    """Nobody wants more of it (only the host gives a row up)."""
 
 
 @flax.struct.dataclass
@@ -102,12 +104,13 @@ class DecodingState:
       prompt_lengths: [B] int32, how many of them are the prompt's.
       lengths: [B] int32, committed tokens n. The target's cache holds n - 1 of them: the newest is not in it.
       limits: [B] int32, the row ends at this length.
-      finish: [B] int32, a :class:`Finish`; only RUNNING rows take part in rounds.
+      finish: [B] int32, a :class:`Finish`; of the RUNNING rows those take part in rounds whose prompt is in.
       stop_token_ids: [B, M] int32, ids that end the row; ``NO_TOKEN`` fills.
       sampling: settings of the rows.
       states: [B] int32, state of the grammar behind the committed text; ``START`` where there is none.
       cache: the target's cache, ``lengths - 1`` entries once the prompt is in.
       observed: [B] int32, tokens that the drafter has observed; ``lengths`` once the prompt is in.
+      max_depths: [B] int32, how deep a draft of the row may be at most; 0 makes its rounds steps of plain decoding.
       drafter: the drafter's own state.
       counters: statistics.
     """
@@ -122,13 +125,14 @@ class DecodingState:
     states: jax.Array
     cache: KVCache
     observed: jax.Array
+    max_depths: jax.Array
     drafter: Any
     counters: Counters
 
     @property
     def running(self) -> jax.Array:
-        """[B] bool."""
-        return self.finish == Finish.RUNNING
+        """[B] bool, rows that take part in rounds: they have not finished, and their prompt is in."""
+        return (self.finish == Finish.RUNNING) & (self.observed == self.lengths)
 
 
 @flax.struct.dataclass

@@ -217,11 +217,19 @@ class SamplingArrays:
 
     @classmethod
     def stack(
-        cls, params: Sequence[SamplingParams], seeds: Sequence[int], completion: Sequence[int] | None = None
+        cls,
+        params: Sequence[SamplingParams],
+        seeds: Sequence[int],
+        completion: Sequence[int] | None = None,
+        num_biases: int = 1,
     ) -> "SamplingArrays":
         """Arrays of several requests' settings, with the seeds that they really use.
 
-        ``completion`` says which of several completions of one request each row is; None: the first.
+        Args:
+          params: settings of each.
+          seeds: their seeds.
+          completion: which of several completions of one request each row is; None: the first.
+          num_biases: room for so many biased ids at least.
 
         Example:
           >>> SamplingArrays.stack([SamplingParams(temperature=0), SamplingParams(top_k=5)], seeds=[0, 1]).top_k.tolist()
@@ -232,7 +240,7 @@ class SamplingArrays:
             return jnp.asarray(np.array(list(values), dtype))
 
         given = [p.logit_bias or {} for p in params]
-        most = -(-max(1, *map(len, given)) // BIASES_STEP) * BIASES_STEP
+        most = -(-max(num_biases, *map(len, given)) // BIASES_STEP) * BIASES_STEP
         bias_ids = np.full((len(params), most), NO_ID, np.int32)
         biases = np.zeros((len(params), most), np.float32)
         for row, bias in enumerate(given):

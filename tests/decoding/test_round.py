@@ -176,6 +176,7 @@ def test_no_cache_is_copied():
         assert compiled.memory_analysis().alias_size_in_bytes > 8 * caches(state)[0].nbytes
     addresses = [leaf.unsafe_buffer_pointer() for leaf in caches(state)]
     donated = caches(state)
+    state = prefilling(batch.params, state, jnp.int32(1))
     for _ in range(3):
         state, _ = program(batch.params, state, jnp.int32(1))
     assert [leaf.unsafe_buffer_pointer() for leaf in caches(state)] == addresses

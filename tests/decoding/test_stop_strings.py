@@ -16,22 +16,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 PLAIN = [tiny.greedy(TABLE, prompt, 24) for prompt in PROMPTS]
 
 
-LETTERS = [b"ab"[i % 2 :][:1] * (i % 3 + 1) + (b"", b"c", b"\xe8", b"\xaa\x9e")[i % 4] for i in range(tiny.VOCAB)]
-"""Texts of tokens that overlap in many ways; some end in half a character."""
-
-
-class Pieces:
-    """A tokenizer that only decodes."""
-
-    size = tiny.VOCAB
-
-    def __init__(self, parts=LETTERS):
-        self.parts = parts
-
-    def decode(self, ids):
-        return b"".join(self.parts[index] for index in ids).decode(errors="replace")
-
-
+Pieces = tiny.Pieces
 TARGET = tiny.model(TABLE, tokenizer=Pieces())
 TEXTS = [Pieces().decode(tokens) for tokens in PLAIN]
 PERFECT = draft_model(tiny.model(TABLE), 4)

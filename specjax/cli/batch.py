@@ -1,0 +1,206 @@
+"""``specjax batch``: every line of a file answered, in one job that can be interrupted and goes on."""
+
+import contextlib
+import dataclasses
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specjax.cli import options
+from specjax.cli.drafters import check_drafter, make_drafter, parse_drafter
+from specjax.cli.generate import has_chat_template
+
+
+def batch(
+    source: Annotated[
+        Path, typer.Argument(metavar="IN.jsonl", help="Lines with a prompt or messages, or of the OpenAI batch form.")
+    ],
+    output: Annotated[
+        Path, typer.Argument(metavar="OUT.jsonl", help="A record for every line; the same command goes on with it.")
+    ],
+    keep_order: Annotated[
+        bool, typer.Option("--keep-order", help="Records in the order of the lines, once all are answered; else as they finish.")
+    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue a prompt as it is, also with a chat model.")] = False,
+    model: options.Model = "smollm2-135m-instruct",
+    dtype: options.Dtype = None,
+    drafter: options.DrafterName = "auto",
+    num_speculative_tokens: options.NumSpeculativeTokens = None,
+    rule: options.Rule = "auto",
+    slots: options.Slots = "auto",
+    capacity: options.Capacity = None,
+    max_tokens: options.MaxTokens = 256,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    min_tokens: options.MinTokens = 0,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    ignore_eos: options.IgnoreEos = False,
+    max_logprobs: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="The most log-probabilities that a line may ask for, 0 to 20; by default none."),
+    ] = None,
+    allow_lossy: options.AllowLossy = False,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
+):
+    """Answer every line of a file; interrupted at any moment, the same command goes on where it was.
+
+    Sampling options hold where a line says nothing. With --seed each line's seed is that number plus the line's. Ctrl-C finishes
+    what has begun; a second one stops at once, and nothing that was written is lost.
+    """
+    parts = parse_drafter(drafter, num_speculative_tokens)
+    num_slots = _slots(slots)
+
+    import specjax
+    from specjax.cli.report import STANDARD_ERROR, print_header
+    from specjax.serving.batch_job import run_batch
+    from specjax.serving.batch_output import BatchInput, BatchOutput
+
+    try:
+        defaults = specjax.SamplingParams(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            min_tokens=min_tokens,
+            seed=seed,
+            max_tokens=max_tokens,
+            stop=stop,
+            ignore_eos=ignore_eos,
+        )
+        check_drafter(parts, rule, False, allow_lossy)
+    except ValueError as error:
+        raise options.CallError(str(error)) from error
+
+    lines = BatchInput(source)
+    target = specjax.load_model(model, dtype=dtype)
+    job = {
+        "input": lines.digest,
+        "model": target.name,
+        "dtype": str(target.dtype),
+        "drafter": drafter,
+        "num_speculative_tokens": num_speculative_tokens,
+        "rule": rule,
+        "raw": raw,
+        "capacity": capacity,
+        "max_logprobs": max_logprobs,
+        "sampling": json.loads(json.dumps(dataclasses.asdict(defaults))),
+    }
+    made = make_drafter(parts, num_speculative_tokens, dtype, target)
+    written = BatchOutput(output, job, lines, keep_order)
+    try:
+        print_header(target)
+        say = STANDARD_ERROR.print
+        if written.num_answered:
+            say(f"{output} has {written.num_answered} of {lines.num_inputs} answers already; going on.", markup=False)
+        with specjax.Engine(
+            target,
+            drafter=made,
+            rule=rule,
+            slots=num_slots,
+            capacity=capacity,
+            max_logprobs=max_logprobs,
+            allow_lossy=allow_lossy,
+        ) as engine:
+            say(str(engine.memory), markup=False)
+            chat = not raw and has_chat_template(target)
+            with _Display(lines.num_inputs, written.num_answered) as display, _finish_on_interrupt(say) as stopping:
+                done = run_batch(engine, lines, written, defaults, chat=chat, progress=display.show, stop=lambda: bool(stopping))
+    finally:
+        written.close()
+    if as_json:
+        print(json.dumps(done.to_dict() | {"output": str(output)}))
+    _summary(done, output, say)
+    if not done.complete:
+        raise typer.Exit(130)
+
+
+def _slots(text: str) -> int | str:
+    if text == "auto":
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise options.CallError(f"--slots is {text}; it must be auto or a whole number of at least 1")
+    return int(text)
+
+
+def _summary(done, output, say):
+    errors = f", {done.num_errors} of them with an error" if done.num_errors else ""
+    say(f"{done.num_answered} of {done.num_inputs} lines answered{errors}: {output}", markup=False)
+    if done.num_tokens:
+        say(
+            f"{done.num_tokens} tokens in {done.seconds:.1f} s, {done.num_tokens / done.seconds:.1f} tokens/s, compilation "
+            f"included; {done.stats.draft_acceptance_rate:.0%} of the drafted tokens accepted, "
+            f"{done.stats.mean_acceptance_length:.2f} tokens per round."
+        )
+    if not done.complete:
+        say("Stopped before the end; the same command goes on.")
+
+
+@contextlib.contextmanager
+def _finish_on_interrupt(say):
+    """Yields a list that is no longer empty once somebody pressed Ctrl-C, or the system asked the process to end."""
+    asked = []
+
+    def ask(signum, frame):
+        del frame
+        if asked:
+            # The second time it is meant.
+            raise KeyboardInterrupt
+        asked.append(signum)
+        say("Finishing what has begun; once more stops at once.")
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Display:
+    """Progress on standard error: a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, total: int, done: int):
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        from specjax.cli.report import STANDARD_ERROR
+
+        self._bar = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[words]}"),
+            TimeElapsedColumn(),
+            console=STANDARD_ERROR,
+            disable=not sys.stderr.isatty(),
+        )
+        self._task = self._bar.add_task("", total=total, completed=done, words="compiling")
+        self._say, self._told = STANDARD_ERROR.print, 0.0
+
+    def __enter__(self):
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_):
+        self._bar.stop()
+
+    def show(self, state) -> None:
+        """The state of the job."""
+        rate = state.num_tokens / state.seconds
+        words = f"{rate:.0f} tokens/s, {state.stats.draft_acceptance_rate:.0%} accepted, {state.seconds_left or 0:.0f} s left"
+        self._bar.update(self._task, completed=state.num_answered, words=words)
+        if self._bar.disable and state.seconds - self._told > 30:
+            self._told = state.seconds
+            self._say(f"{state.num_answered} of {state.num_inputs}: {words}", markup=False)
