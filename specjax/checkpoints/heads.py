@@ -102,6 +102,11 @@ def shipped_heads() -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(shipped_folder("checkpoints").glob(f"*/{CARD}"))}
 
 
+def heads_of(target: str) -> list[TrainedHead]:
+    """All heads that come with the library for the model called ``target``."""
+    return [load_head(folder) for folder in shipped_heads().values() if read_card(folder)["target"]["name"] == target]
+
+
 def find_head(kind: str, target: str) -> TrainedHead:
     """The head of a kind ("medusa" or "eagle") that comes with the library for the model called ``target``.
 

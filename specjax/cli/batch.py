@@ -99,7 +99,7 @@ def batch(
         "max_logprobs": max_logprobs,
         "sampling": json.loads(json.dumps(dataclasses.asdict(defaults))),
     }
-    made = make_drafter(parts, num_speculative_tokens, dtype, target)
+    made = make_drafter(parts, num_speculative_tokens, dtype, target, rule)
     written = BatchOutput(output, job, lines, keep_order)
     try:
         print_header(target)

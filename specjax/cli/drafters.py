@@ -114,8 +114,8 @@ DRAFTERS = {
 }
 """What proposes tokens, by name; beside these there are none and auto."""
 
-AUTO = "lookup"
-"""The strongest that every model has; trained drafts will come before it."""
+AUTO = "auto"
+"""Prompt lookup, and behind it the trained head that pays on this machine, if one does."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +146,7 @@ def parse_drafter(text: str, num_speculative_tokens: int | None) -> tuple[Part, 
       >>> parse_drafter("lookup+draft=small+better.gguf", 4)
       (Part(name='lookup', argument=None), Part(name='draft', argument='small+better.gguf'))
       >>> parse_drafter("auto", None), parse_drafter("none", None)
-      ((Part(name='lookup', argument=None),), ())
+      ((Part(name='auto', argument=None),), ())
     """
     length = num_speculative_tokens
     if length is not None and not 0 <= length <= MAX_SPECULATIVE_TOKENS:
@@ -206,14 +206,31 @@ def check_drafter(parts: tuple[Part, ...], rule: str, greedy: bool, allow_lossy:
     from specjax.verification import choose_rule
 
     # Of a stack the last decides: what others propose takes its laws.
-    shapes = [DRAFTERS[part.name].shape(part.argument) for part in parts]
+    shapes = [_lookup_shape(None) if part.name == AUTO else DRAFTERS[part.name].shape(part.argument) for part in parts]
     tree, laws = shapes[-1] if parts else (DraftTree.chain(0), ())
     choose_rule(rule, tree, laws, greedy, allow_lossy)
 
 
-def make_drafter(parts: tuple[Part, ...], num_speculative_tokens: int | None, dtype: str | None, target):
+def _auto(length, target, rule):
+    from specjax.checkpoints.heads import heads_of
+    from specjax.cli.report import STANDARD_ERROR
+    from specjax.decoding.auto import choose_drafter, measure_costs
+
+    heads = heads_of(target.name)
+    if length is not None or not heads:
+        return _lookup(None, length, None, target)
+    # Which trees a rule takes is known; that of auto takes all.
+    drafter, reason = choose_drafter(target, heads, measure_costs(target), chains_only=rule != "auto")
+    STANDARD_ERROR.print(f"drafter {drafter.name}: {reason}", markup=False)
+    return drafter
+
+
+def make_drafter(parts: tuple[Part, ...], num_speculative_tokens: int | None, dtype: str | None, target, rule: str = "auto"):
     """The drafter for the model ``target``, its own models loaded; None for none. K holds for every part."""
     from specjax.drafters import stacked
+
+    if parts == (Part(AUTO),):
+        return _auto(num_speculative_tokens, target, rule)
 
     made = [DRAFTERS[part.name].make(part.argument, num_speculative_tokens, dtype, target) for part in parts]
     drafter = made.pop() if made else None

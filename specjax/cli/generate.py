@@ -81,7 +81,7 @@ def generate(
         raise options.CallError(str(error)) from error
 
     target = specjax.load_model(model, dtype=dtype)
-    made = make_drafter(parts, num_speculative_tokens, dtype, target)
+    made = make_drafter(parts, num_speculative_tokens, dtype, target, rule)
     asked = text if raw or not has_chat_template(target) else [{"role": "user", "content": text}]
     run = {"drafter": made, "rule": rule, "allow_lossy": allow_lossy}
 

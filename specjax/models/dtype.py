@@ -3,7 +3,9 @@
 import json
 import platform
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,17 +35,25 @@ def choose_dtype(cache_folder: Path | None = None) -> tuple[str, str]:
         from specjax.checkpoints.user_cache import user_cache_folder
 
         cache_folder = user_cache_folder()
-    file = Path(cache_folder) / "dtype.json"
+    return fastest(kept_measurement(Path(cache_folder) / "dtype.json", "", measure))
+
+
+def kept_measurement(file: Path, what: str, measure: Callable[[], Any]) -> Any:
+    """What ``measure`` gives here: read from ``file`` if it was measured before, else measured now and kept there.
+
+    Args:
+      file: JSON, one entry for each machine and subject.
+      what: is measured; "" where the file holds nothing else.
+      measure: gives something that JSON can hold.
+    """
     device = jax.devices()[0]
     # Another processor, backend or jax version is another measurement.
-    here = " ".join((device.platform, device.device_kind, platform.machine(), processor(), "jax", jax.__version__))
+    here = " ".join((device.platform, device.device_kind, platform.machine(), processor(), "jax", jax.__version__, what)).strip()
     known = _read(file)
-    times = known.get(here)
-    if times is None:
-        times = measure()
-        known[here] = times
+    if here not in known:
+        known[here] = measure()
         _write(file, known)
-    return fastest(times)
+    return known[here]
 
 
 def fastest(times: dict[str, list[float]]) -> tuple[str, str]:

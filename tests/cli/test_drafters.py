@@ -17,7 +17,7 @@ from tests import heads
     ("text", "parts"),
     [
         ("none", ()),
-        ("auto", (Part("lookup"),)),
+        ("auto", (Part("auto"),)),
         ("lookup", (Part("lookup"),)),
         ("draft=a.gguf", (Part("draft", "a.gguf"),)),
         ("lookup+draft=a.gguf", (Part("lookup"), Part("draft", "a.gguf"))),
