@@ -48,7 +48,7 @@ DrafterName = Annotated[
         "--drafter",
         metavar="NAME",
         help="What proposes tokens: none, lookup (earlier text), draft=MODEL (a smaller model with the same tokenizer), medusa "
-        "or eagle (trained heads; =FOLDER for your own), or auto: lookup, and behind it the trained head that pays on this machine. "
+        "or eagle (trained heads; =FOLDER for your own), or auto: lookup, and behind it the trained head that pays here. "
         "Joined by +, the next is asked where one proposes nothing: lookup+draft=MODEL.",
     ),
 ]

@@ -1,7 +1,7 @@
 """Which drafter pays here: acceptance from the heads' cards, costs from a measurement on this machine.
 
 Speculation buys tokens with verify passes and drafting, and what those cost depends on the hardware: where a pass is bound by
-reading the weights a tree of 16 is nearly free, and on a CPU without half-precision instructions it costs several steps. A head is
+reading the weights a tree of 16 is nearly free, on a CPU without half-precision instructions it costs several steps. A head is
 taken, and its tree shaped, by the expected tokens per second (:func:`specjax.tree_shapes.best_tree`), and left where plain
 decoding is faster. Prompt lookup always comes first: it costs nothing where it finds nothing.
 """

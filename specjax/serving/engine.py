@@ -194,7 +194,9 @@ class Engine:
         self._in_flight: collections.deque[_InFlight] = collections.deque()
         self._num_waiting = 0
         self._news: list[Event] = []
+        # Events go to whoever has asked for those of a request, else to the next step.
         self._readers: dict[Hashable, collections.deque[Event]] = {}
+        self._unclaimed: list[Event] = []
         self._numbers = itertools.count()
         self._meter = Meter()
         self._closed = False
@@ -261,9 +263,15 @@ class Engine:
     def step(self) -> list[Event]:
         """Sends the device its next work and returns what came of the work before.
 
-        An empty list says nothing about the end: see :attr:`unfinished`.
+        An empty list says nothing about the end: see :attr:`unfinished`. Events of requests that are streamed, or answered by
+        :meth:`run`, go there.
         """
         self._check_open()
+        self._advance()
+        events, self._unclaimed = self._unclaimed, []
+        return events
+
+    def _advance(self) -> None:
         start, waited = time.perf_counter(), self._meter.wait_seconds
         self._admit()
         self._read_prompts()
@@ -272,15 +280,13 @@ class Engine:
             self._collect(self._in_flight.popleft())
         news, self._news = self._news, []
         for event in news:
-            if event.id in self._readers:
-                self._readers[event.id].append(event)
+            self._readers.get(event.id, self._unclaimed).append(event)
         self._meter.host_seconds += time.perf_counter() - start - (self._meter.wait_seconds - waited)
-        return news
 
     @property
     def unfinished(self) -> bool:
         """Whether more events will come."""
-        return bool(self._jobs or self._in_flight or self._news)
+        return bool(self._jobs or self._in_flight or self._news or self._unclaimed)
 
     @property
     def num_waiting(self) -> int:
@@ -295,7 +301,7 @@ class Engine:
     def stream(self, id: Any) -> Iterator[Piece]:
         """The text of a request as it comes; runs the engine whenever the next piece is asked for.
 
-        Events of others that come meanwhile go to their own streams; :meth:`step` is not needed beside it.
+        Events of others that come meanwhile are kept for them; :meth:`step` is not needed beside it.
 
         Raises:
           ValueError: no request of this id is in the engine, or it has several completions.
@@ -313,7 +319,8 @@ class Engine:
         try:
             while True:
                 while not events:
-                    self.step()
+                    self._check_open()
+                    self._advance()
                 event = events.popleft()
                 yield Piece(event.text, event.token_ids, event.completion)
                 if event.completion is not None:
@@ -353,23 +360,29 @@ class Engine:
 
     def _as_completed(self, jobs: Iterator[Job]) -> Iterator[tuple[Any, list[Completion]]]:
         ours: dict[Any, Job] = {}
+        events: collections.deque[Event] = collections.deque()
         more = True
-        while more or ours:
-            self._check_open()
-            while more and self.num_waiting < min(self._max_queue, 2 * len(self._slots)):
-                job = next(jobs, None)
-                if job is None:
-                    more = False
-                else:
-                    ours[job.id] = job
-                    self._enqueue(job)
-            if not ours:
-                continue
-            done = dict.fromkeys(event.id for event in self.step() if event.completion is not None and event.id in ours)
-            for id in done:
-                if ours[id].done:
-                    job = ours.pop(id)
-                    yield id, [job.finished[index] for index in range(len(job.rows))]
+        try:
+            while more or ours:
+                self._check_open()
+                while more and self.num_waiting < min(self._max_queue, 2 * len(self._slots)):
+                    job = next(jobs, None)
+                    if job is None:
+                        more = False
+                    else:
+                        ours[job.id] = job
+                        self._readers[job.id] = events
+                        self._enqueue(job)
+                if ours:
+                    self._advance()
+                while events:
+                    job = ours.get(events.popleft().id)
+                    if job is not None and job.done:
+                        del ours[job.id], self._readers[job.id]
+                        yield job.id, [job.finished[index] for index in range(len(job.rows))]
+        finally:
+            for id in ours:
+                self._readers.pop(id, None)
 
     def drain(self) -> list[Completion]:
         """Runs until every request in the engine is answered, and returns the completions that came meanwhile."""

@@ -72,6 +72,22 @@ def test_a_stream_that_is_asked_for_late_has_all_the_text():
             e.stream(id)
 
 
+def test_events_of_others_are_kept_while_a_run_or_a_stream_goes_on():
+    with engine() as e:
+        mine = e.submit(request([9], max_tokens=3))
+        (ran,) = e.run([request([5])])
+        streamed = e.submit(request([6], max_tokens=30))
+        pieces = list(e.stream(streamed))
+        assert e.unfinished
+        events = e.step()
+        assert not e.unfinished
+    assert [event.id for event in events] == [mine] * len(events)
+    assert [token for event in events for token in event.token_ids] == tiny.greedy(TABLE, [9], 3)
+    assert events[-1].completion.token_ids == tiny.greedy(TABLE, [9], 3)
+    assert ran.token_ids == tiny.greedy(TABLE, [5], 12)
+    assert pieces[-1].completion.token_ids == tiny.greedy(TABLE, [6], 30)
+
+
 def test_case_166_several_completions_take_a_slot_each():
     table = np.zeros_like(TABLE)
     with Engine(tiny.model(table), slots=3, capacity=32) as e:
