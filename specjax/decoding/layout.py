@@ -36,6 +36,27 @@ class Place(enum.Enum):
     """Arrays that every device has the whole of."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """What one of the devices has and does, for planning its memory.
+
+    Attributes:
+      program: the round as this device runs it, were it alone: for shapes, not to be run.
+      params: shapes of its parameters.
+      parts: parts that the rows of the batch are split into.
+      judges: devices that share the judging of one part's rows.
+      devices: all devices; None: the default one.
+      held: bytes of the parameters that are where they are to be already; None: all.
+    """
+
+    program: Any
+    params: Any
+    parts: int = 1
+    judges: int = 1
+    devices: tuple[jax.Device, ...] | None = None
+    held: int | None = None
+
+
 class Layout(Protocol):
     """What a round asks where devices must work together. Hashable: a static part of the compiled round.
 
@@ -44,6 +65,10 @@ class Layout(Protocol):
 
     def spread(self, program, function: Callable, inputs: tuple[Place, ...], outputs: Place | tuple[Place, ...]) -> Callable:
         """``function`` of arrays of the whole batch, run by every device on its part; to be called while tracing."""
+        ...
+
+    def share(self, program, params) -> Share:
+        """What one device has of ``program`` and ``params``."""
         ...
 
     def own_places(self, rows: jax.Array, num_rows: int) -> jax.Array:
@@ -84,6 +109,10 @@ class OneDevice:
         del program, inputs, outputs
         return function
 
+    def share(self, program, params):
+        """See :class:`Layout`."""
+        return Share(program, params)
+
     def own_places(self, rows, num_rows):
         """See :class:`Layout`."""
         del num_rows
@@ -113,6 +142,9 @@ class OneDevice:
     def in_total(self, number):
         """See :class:`Layout`."""
         return number
+
+
+ONE_DEVICE = OneDevice()
 
 
 def any_row(layout: Layout, flags: jax.Array) -> jax.Array:

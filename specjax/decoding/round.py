@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.choices import Choices, KeyedChoices
-from specjax.decoding.layout import Layout, OneDevice, Place, any_row
+from specjax.decoding.layout import ONE_DEVICE, Layout, Place, any_row
 from specjax.decoding.state import (
     NO_TOKEN,
     Counters,
@@ -78,7 +78,7 @@ class Round:
     logits_processor: LogitsProcessor | None = None
     depths: tuple[int, ...] = ()
     num_logprobs: int | None = None
-    layout: Layout = OneDevice()
+    layout: Layout = ONE_DEVICE
 
     def init(self, params: Parameters, tokens, lengths, limits, stop_token_ids, sampling: SamplingArrays) -> DecodingState:
         """A batch of prompts, nothing of which has been through a model.
@@ -224,8 +224,8 @@ class Round:
     def _judge(self, choices: Choices, draft: Draft, log_probs, logits):
         """The verdict of rows, and what else is made of whole vocabularies.
 
-        The latter are: [B, T] bool, outputs that are not numbers; [B, depth], by depth the overlap at the accepted path's node, None
-        where the drafter knows no q; log-probabilities of the emitted tokens, None unless they are to be reported.
+        The latter are: [B, T] bool, outputs that are not numbers; [B, depth], by depth the overlap at the accepted path's node,
+        None where the drafter knows no q; log-probabilities of the emitted tokens, None unless they are to be reported.
         """
         verdict = self.rule(choices, draft, log_probs)
         check_verdict(self.rule, verdict, draft)
@@ -237,7 +237,8 @@ class Round:
     def _verify_pass(self, params, state: DecodingState, draft: Draft, distribution: PathDistribution):
         """Target log-probabilities [J, T, V], logits [J, T, V], features [B, T, F, E] and block of the root and all draft nodes.
 
-        J rows are those that this device judges, all B where it is the only one. The logits are the target's own, and None unless log-probabilities are to be reported.
+        J rows are those that this device judges, all B where it is the only one. The logits are the target's own, and None unless
+        log-probabilities are to be reported.
         Where no row drafted anything the pass is over the root alone: a draft that is not there costs nothing. A drafter may name
         more sets of nodes that are often all that is there, and ``depths`` adds those of shorter drafts.
         """

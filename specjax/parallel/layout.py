@@ -5,6 +5,7 @@ weights, its cache and the judging of the rows. See ``docs/meshes.md`` for a pic
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.cache import KVCache
-from specjax.decoding.layout import Place
+from specjax.decoding.layout import ONE_DEVICE, Place, Share
 from specjax.decoding.round import Round
 from specjax.decoding.state import DecodingState, DispatchInfo, Parameters
 from specjax.models.base import ModelFunctions
@@ -60,13 +61,12 @@ class MeshLayout:
 
     def shardings(self, program: Round, place: Place, values):
         """A ``NamedSharding`` for each array of ``values``."""
-        specs = jax.tree.map(
+        return jax.tree.map(
             lambda spec, part: jax.tree.map(lambda _: NamedSharding(self.mesh, spec), part),
             self.specs(program, place),
             values,
             is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
         )
-        return specs
 
     def spread(self, program, function, inputs, outputs):
         """See :class:`specjax.decoding.layout.Layout`."""
@@ -75,8 +75,28 @@ class MeshLayout:
             out_specs = self.specs(program, outputs)
         else:
             out_specs = tuple(self.specs(program, place) for place in outputs)
-        # What is the same on all devices of an axis is so because they compute the same of the same; JAX is not asked to prove it.
+        # What is the same on all devices of an axis is so since they compute the same of the same; JAX is not asked to prove it.
         return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+    def share(self, program, params):
+        """See :class:`specjax.decoding.layout.Layout`."""
+        shapes, held = {}, {}
+
+        def shape(leaf, sharding):
+            key = (id(leaf), sharding)
+            if key not in shapes:
+                shapes[key] = jax.ShapeDtypeStruct(sharding.shard_shape(leaf.shape), leaf.dtype)
+                there = isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+                held[key] = there * math.prod(shapes[key].shape) * leaf.dtype.itemsize
+            return shapes[key]
+
+        local = jax.tree.map(shape, params, self.shardings(program, Place.PARAMS, params))
+        target = program.target
+        if _split(target).axis:
+            target = dataclasses.replace(target, split=Split())
+        alone = dataclasses.replace(program, target=target, layout=ONE_DEVICE)
+        data, model = sizes_of(self.mesh)
+        return Share(alone, local, data, model, tuple(self.mesh.devices.flat), sum(held.values()))
 
     # ---------------------------------------------------------------- inside, on one device
 
@@ -141,6 +161,20 @@ def spread_round(program: Round, mesh: Mesh) -> Round:
 
     Raises:
       ValueError: the target cannot be split.
+
+    Example:
+      >>> from specjax.decoding.compose import compose
+      >>> from specjax.models.config import DecoderConfig
+      >>> from specjax.models.loaded import Model
+      >>> from specjax.parallel import make_mesh
+      >>> config = DecoderConfig(vocab_size=11, num_layers=1, width=8, num_query_heads=2, num_kv_heads=1, head_dim=4,
+      ...                        mlp_width=16, max_positions=32)
+      >>> model = Model(functions=Decoder(config), params=Decoder(config).init(jax.random.key(0)), vocab_size=11,
+      ...               max_positions=32)
+      >>> program, params, _ = compose(model, None, "auto", greedy=True, allow_lossy=False)
+      >>> program = spread_round(program, make_mesh(data=1))
+      >>> place_params(program, params).target["embedding"].sharding.spec
+      PartitionSpec()
     """
     return dataclasses.replace(program, target=shard_functions(program.target, sizes_of(mesh).model), layout=MeshLayout(mesh))
 
@@ -149,7 +183,11 @@ def place_params(program: Round, params: Parameters) -> Parameters:
     """``params`` where a round over a mesh (:func:`spread_round`) wants them, array by array.
 
     An array that is there already is not copied, and one that target and drafter share is there once where both want it alike.
+
+    Raises:
+      ValueError: the drafter's parameters have been put on other devices than those of the mesh.
     """
+    _check_drafter(params.drafter, program.layout.mesh)
     placed = {}
 
     def put(leaf, sharding):
@@ -159,3 +197,16 @@ def place_params(program: Round, params: Parameters) -> Parameters:
         return placed[key]
 
     return jax.tree.map(put, params, program.layout.shardings(program, Place.PARAMS, params))
+
+
+def _check_drafter(params, mesh: Mesh) -> None:
+    """Raises ValueError where somebody has put the drafter on devices of its own."""
+    wanted, default = set(mesh.devices.flat), {jax.local_devices()[0]}
+    for leaf in jax.tree.leaves(params):
+        devices = leaf.sharding.device_set if isinstance(leaf, jax.Array) and leaf.committed else wanted
+        if devices != default and not wanted <= devices:
+            raise ValueError(
+                f"the drafter's parameters are on {sorted(map(str, devices))}, and the mesh has {len(wanted)} devices: a drafter "
+                "cannot be on devices of its own. All devices of a mesh run one program: those without it would wait while it "
+                "drafts, and those with it while the target verifies"
+            )

@@ -35,8 +35,8 @@ def shard_functions(functions: ModelFunctions, devices: int) -> ModelFunctions:
         return functions
     if not isinstance(functions, Decoder):
         raise ValueError(
-            f"mesh has model={devices}, and the target is a {type(functions).__name__}, not a Decoder: what of it can be split is "
-            "not known. With model=1 it runs on a mesh, its rows over data"
+            f"mesh has model={devices}, and the target is a {type(functions).__name__}, not a Decoder: nothing says what of it "
+            "can be split. With model=1 it runs on a mesh, its rows over data"
         )
     return dataclasses.replace(
         functions, config=local_config(functions.config, devices), split=split_of(functions.config, devices)

@@ -22,11 +22,12 @@ CONFIG = DecoderConfig(
 MESHES = [(8, 1), (4, 2), (2, 4), (1, 8)]
 
 
-def decoder(seed=0, vocab_size=60, **changes):
-    """A random model; its logits are wide enough apart that no order of summation decides."""
+@functools.cache
+def decoder(seed=0, **changes):
+    """A random model of 60 ids; its logits are wide enough apart that no order of summation decides."""
     functions = Decoder(dataclasses.replace(CONFIG, **changes))
     params = functions.init(jax.random.key(seed), scale=0.5)
-    return specjax.Model(functions=functions, params=params, vocab_size=vocab_size, max_positions=CONFIG.max_positions)
+    return specjax.Model(functions=functions, params=params, vocab_size=60, max_positions=CONFIG.max_positions)
 
 
 PROMPTS = [[*range(5 + i, 8 + 3 * i), 5 + i] for i in range(8)]
