@@ -2,7 +2,7 @@
 
 from specjax.parallel.layout import MeshLayout, place_params, spread_round
 from specjax.parallel.mesh import MeshSizes, as_mesh, make_mesh, parse_mesh, sizes_of
-from specjax.parallel.rules import RULES, describe, param_specs, split_of
+from specjax.parallel.rules import RULES, describe, param_shardings, param_specs, split_of
 from specjax.parallel.sharded_decoder import shard_functions
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "as_mesh",
     "describe",
     "make_mesh",
+    "param_shardings",
     "param_specs",
     "parse_mesh",
     "place_params",

@@ -48,7 +48,8 @@ class MeshLayout:
         split = _split(program.target)
         if place is Place.PARAMS:
             # Drafters are on every device: each makes the whole draft of its rows.
-            return Parameters(param_specs(program.target) if split.axis else EVERYWHERE, EVERYWHERE, EVERYWHERE)
+            target = param_specs(program.target) if split.axis else EVERYWHERE
+            return Parameters(target, drafter=EVERYWHERE, next_state=EVERYWHERE)
         if place is Place.STATE:
             fields = {field.name: ROWS for field in dataclasses.fields(DecodingState)}
             if split.heads:

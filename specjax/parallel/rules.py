@@ -13,7 +13,7 @@ fewer key/value heads than devices still has its MLP and vocabulary split, and o
 import dataclasses
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder, Split
@@ -78,6 +78,13 @@ def param_specs(decoder: Decoder) -> dict:
         return PartitionSpec(*[axes.get(name) for name in logical])
 
     return jax.tree.map(on_mesh, decoder.logical_axes(), is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
+
+
+def param_shardings(config: DecoderConfig, mesh: Mesh) -> dict:
+    """The parameters' nested dict with the ``NamedSharding`` that each array has on ``mesh``."""
+    devices = mesh.shape[MODEL]
+    specs = param_specs(Decoder(local_config(config, devices), split=split_of(config, devices)))
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
 
 
 def describe(config: DecoderConfig, devices: int) -> str:

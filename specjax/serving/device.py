@@ -43,9 +43,13 @@ class Arrivals:
 
 def empty_state(program: Round, params: Parameters, slots: int, capacity: int, stop_ids: int, biases: int) -> DecodingState:
     """All slots free. Traced or under ``jax.eval_shape`` it costs nothing."""
+
+    def free(params, *rows):
+        state = program.init(params, *rows)
+        return state.replace(observed=state.lengths)
+
     rows = jnp.ones((slots,), jnp.int32)
-    init = program.layout.spread(program, program.init, (Place.PARAMS, *[Place.ROWS] * 5), Place.STATE)
-    state = init(
+    return program.layout.spread(program, free, (Place.PARAMS, *[Place.ROWS] * 5), Place.STATE)(
         params,
         jnp.zeros((slots, capacity + 1), jnp.int32),
         rows,
@@ -53,7 +57,6 @@ def empty_state(program: Round, params: Parameters, slots: int, capacity: int, s
         jnp.full((slots, stop_ids), NO_TOKEN, jnp.int32),
         SamplingArrays.stack([SamplingParams(temperature=0.0)] * slots, [0] * slots, num_biases=biases),
     )
-    return state.replace(observed=rows)
 
 
 @functools.partial(jax.jit, donate_argnames="state", static_argnames="program")

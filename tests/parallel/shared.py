@@ -17,7 +17,7 @@ from specjax.models.decoder import Decoder
 from specjax.parallel import make_mesh, place_params, spread_round
 
 CONFIG = DecoderConfig(
-    vocab_size=64, num_layers=2, width=32, num_query_heads=16, num_kv_heads=8, head_dim=4, mlp_width=32, max_positions=64
+    vocab_size=64, num_layers=1, width=32, num_query_heads=16, num_kv_heads=8, head_dim=4, mlp_width=32, max_positions=64
 )
 MESHES = [(8, 1), (4, 2), (2, 4), (1, 8)]
 
@@ -28,6 +28,12 @@ def decoder(seed=0, **changes):
     functions = Decoder(dataclasses.replace(CONFIG, **changes))
     params = functions.init(jax.random.key(seed), scale=0.5)
     return specjax.Model(functions=functions, params=params, vocab_size=60, max_positions=CONFIG.max_positions)
+
+
+def close_to(model):
+    """A draft model that is often right."""
+    noise = model.functions.init(jax.random.key(7), scale=0.1)
+    return dataclasses.replace(model, params=jax.tree.map(lambda a, b: a + b if a.ndim > 1 else a, model.params, noise))
 
 
 PROMPTS = [[*range(5 + i, 8 + 3 * i), 5 + i] for i in range(8)]

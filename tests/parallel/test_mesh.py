@@ -1,14 +1,31 @@
 """Meshes by name and size, and what goes over which axis."""
 
+import dataclasses
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
+import specjax
+from specjax.decoding import Parameters
+from specjax.decoding.compose import compose
 from specjax.models.decoder import Decoder, Split
-from specjax.parallel import as_mesh, make_mesh, param_specs, parse_mesh, shard_functions, sizes_of, split_of
+from specjax.parallel import (
+    as_mesh,
+    make_mesh,
+    param_specs,
+    parse_mesh,
+    place_params,
+    shard_functions,
+    sizes_of,
+    split_of,
+    spread_round,
+)
 from specjax.parallel.rules import describe, local_config
+from tests import hash_model as tiny
 from tests.parallel.shared import CONFIG, decoder
 
 
@@ -78,8 +95,6 @@ def test_specs_of_the_parameters():
 
 
 def test_the_smollm2_heads_on_two_and_three():
-    import dataclasses
-
     config = dataclasses.replace(CONFIG, num_query_heads=9, num_kv_heads=3, mlp_width=1536, vocab_size=49152)
     assert split_of(config, 1) == Split()
     assert split_of(config, 3) == Split("model", heads=True, mlp=True, vocab=True)
@@ -88,6 +103,22 @@ def test_the_smollm2_heads_on_two_and_three():
     assert split_of(config, 2) == Split("model", heads=False, mlp=True, vocab=True)
     assert local_config(config, 2).num_query_heads == 9
     assert "all 3 key/value heads, which 2 does not divide" in describe(config, 2)
+
+
+def test_a_file_is_read_into_shares():
+    folder = Path(__file__).parents[1] / "golden" / "tiny-llama"
+    whole, spread = (specjax.load_model(folder, dtype="float32", mesh=mesh) for mesh in (None, "data=2,model=2"))
+    jax.tree.map(np.testing.assert_array_equal, whole.params, spread.params)
+    gate_up = spread.params["layers"][0]["mlp"]["gate_up"]
+    assert gate_up.sharding.spec == PartitionSpec(None, "model", None)
+    width = whole.config.mlp_width
+    assert {shard.data.shape for shard in gate_up.addressable_shards} == {(2, width // 2, whole.config.width)}
+    # What is in place stays there.
+    program = spread_round(compose(spread, None, "auto", greedy=True, allow_lossy=False).program, make_mesh(2, 2))
+    placed = place_params(program, Parameters(spread.params)).target["layers"][0]["mlp"]["gate_up"]
+    assert [s.data.unsafe_buffer_pointer() for s in placed.addressable_shards] == [
+        s.data.unsafe_buffer_pointer() for s in gate_up.addressable_shards
+    ]
 
 
 def test_an_embedding_by_shares_of_the_vocabulary():
@@ -102,8 +133,6 @@ def test_an_embedding_by_shares_of_the_vocabulary():
 
 
 def test_a_model_that_is_no_decoder_is_not_split():
-    from tests import hash_model as tiny
-
     assert shard_functions(tiny.HashModel(), 1) == tiny.HashModel()
     with pytest.raises(ValueError, match=r"mesh has model=2, and the target is a HashModel, not a Decoder"):
         shard_functions(tiny.HashModel(), 2)
