@@ -87,6 +87,10 @@ class Layout(Protocol):
         """Arrays [B, ...] of those of the judged rows [J, ...], ``batch`` being B."""
         ...
 
+    def all_rows(self, values: Any) -> Any:
+        """Arrays of the whole batch of those of a device's rows [B, ...], the same on every device."""
+        ...
+
     def anywhere(self, flags: jax.Array) -> jax.Array:
         """Whether each of ``flags`` holds on some device."""
         ...
@@ -129,6 +133,10 @@ class OneDevice:
     def verdict(self, values, batch):
         """See :class:`Layout`."""
         del batch
+        return values
+
+    def all_rows(self, values):
+        """See :class:`Layout`."""
         return values
 
     def anywhere(self, flags):

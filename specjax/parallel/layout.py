@@ -134,6 +134,10 @@ class MeshLayout:
             return values
         return jax.tree.map(lambda leaf: lax.all_gather(leaf, MODEL, tiled=True), values)
 
+    def all_rows(self, values):
+        """See :class:`specjax.decoding.layout.Layout`."""
+        return jax.tree.map(lambda leaf: lax.all_gather(leaf, DATA, tiled=True), values)
+
     # Devices of one row of the mesh decide alike by themselves: they have the same rows.
 
     def anywhere(self, flags):

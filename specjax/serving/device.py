@@ -139,7 +139,7 @@ def run_slots(
       The slots, what they emitted, and their statistics so far.
     """
     inputs = (Place.PARAMS, Place.STATE, Place.ROWS, Place.SAME, Place.SAME)
-    run = program.layout.spread(program, functools.partial(_run, program), inputs, (Place.STATE, Place.INFO, Place.ROWS))
+    run = program.layout.spread(program, functools.partial(_run, program), inputs, (Place.STATE, Place.SAME, Place.SAME))
     return run(params, state, ended, max_depth, num_rounds)
 
 
@@ -149,7 +149,10 @@ def _run(program: Round, params, state, ended, max_depth, num_rounds):
         max_depths=jnp.broadcast_to(max_depth, state.max_depths.shape).astype(jnp.int32),
     )
     state, info = program.run_rounds(params, state, num_rounds)
-    return state, info, jax.tree.map(jnp.copy, state.counters)
+    # Whoever asks a device for the news gets those of all.
+    tokens, finish, logprobs, counters = program.layout.all_rows((info.tokens, info.finish, info.logprobs, state.counters))
+    info = info.replace(tokens=tokens, finish=finish, logprobs=logprobs)
+    return state, info, jax.tree.map(jnp.copy, counters)
 
 
 def check_rows(drafter, state, num_slots: int) -> None:

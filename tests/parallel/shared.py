@@ -39,7 +39,9 @@ def close_to(model):
 PROMPTS = [[*range(5 + i, 8 + 3 * i), 5 + i] for i in range(8)]
 SETTINGS = [
     SamplingParams(temperature=0.0 if i % 3 == 0 else 0.6 + 0.2 * i, max_tokens=12 - i, seed=1000 + i, **extra)
-    for i, extra in enumerate([{}, {"top_k": 9}, {"top_p": 0.9}, {"repetition_penalty": 1.3}, {}, {"min_p": 0.05}, {}, {"n": 1}])
+    for i, extra in enumerate(
+        [{}, {"top_k": 9}, {"top_p": 0.9}, {"repetition_penalty": 1.3}, {}, {"min_p": 0.05}, {"logprobs": 2}, {}]
+    )
 ]
 
 
