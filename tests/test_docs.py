@@ -8,7 +8,7 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-@pytest.mark.parametrize("page", ["drafters", "rules", "sampling", "serving"])
+@pytest.mark.parametrize("page", ["drafters", "meshes", "rules", "sampling", "serving"])
 def test_the_code_runs(page):
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(), re.DOTALL)
     assert blocks

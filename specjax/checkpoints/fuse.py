@@ -7,7 +7,8 @@ Letters in shapes: V vocabulary, L layers, E width, F MLP width, H query heads, 
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import jax
@@ -156,8 +157,9 @@ def load_params(
     *,
     paired_rotary: bool = False,
     unneeded: Iterable[str] = (),
+    shardings: Callable[[DecoderConfig], dict] | None = None,
 ) -> dict:
-    """The decoder's parameters on the default device.
+    """The decoder's parameters on the default device, or spread over a mesh.
 
     Args:
       config: sizes; every tensor is checked against it first.
@@ -166,6 +168,7 @@ def load_params(
       dtype: of all parameters but the norms' scales, which stay float32.
       paired_rotary: query and key rows lie in interleaved pairs in the file.
       unneeded: tensors to leave alone.
+      shardings: from the configuration the same tree with a sharding for each array; None: the default device.
 
     Returns:
       The tree of ``Decoder(config).abstract_params(dtype)``.
@@ -220,15 +223,21 @@ def load_params(
             },
         }
 
-    def place(tree):
+    wanted = None if shardings is None else shardings(config)
+
+    def place(tree, *path):
         # At once, so that the arrays on the host can go before the next layer is read.
-        return jax.device_put(tree)
+        if wanted is None:
+            return jax.device_put(tree)
+        there = functools.reduce(lambda part, name: part[name], path, wanted)
+        # Every device is given its share, and no device the whole.
+        return jax.tree.map(lambda leaf, to: jax.make_array_from_callback(leaf.shape, to, leaf.__getitem__), tree, there)
 
     params = {
-        "embedding": place(read(names.embedding)),
-        "layers": {index: place(layer(index)) for index in range(config.num_layers)},
-        "final_norm": place(scale(names.final_norm)),
+        "embedding": place(read(names.embedding), "embedding"),
+        "layers": {index: place(layer(index), "layers", index) for index in range(config.num_layers)},
+        "final_norm": place(scale(names.final_norm), "final_norm"),
     }
     if not config.tied_embedding:
-        params["unembedding"] = place(read(names.unembedding))
+        params["unembedding"] = place(read(names.unembedding), "unembedding")
     return params

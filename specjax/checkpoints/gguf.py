@@ -128,9 +128,10 @@ def read_config(file: GGUFFile) -> tuple[DecoderConfig, Architecture]:
     return config, ARCHITECTURES[name]
 
 
-def load_gguf_params(file: GGUFFile, config: DecoderConfig, architecture: Architecture, dtype) -> dict:
+def load_gguf_params(file: GGUFFile, config: DecoderConfig, architecture: Architecture, dtype, shardings=None) -> dict:
     """The parameters of ``Decoder(config)``; see :func:`specjax.checkpoints.fuse.load_params`."""
-    return fuse.load_params(config, file, fuse.GGUF, dtype, paired_rotary=architecture.paired_rotary, unneeded=(ROPE_FACTORS,))
+    paired, unneeded = architecture.paired_rotary, (ROPE_FACTORS,)
+    return fuse.load_params(config, file, fuse.GGUF, dtype, paired_rotary=paired, unneeded=unneeded, shardings=shardings)
 
 
 def _factors(file: GGUFFile, head_dim: int) -> FrequencyFactors | None:

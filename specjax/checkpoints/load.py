@@ -1,5 +1,6 @@
 """Loads models by name, file or folder."""
 
+import functools
 import os
 import re
 import sys
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from specjax.checkpoints import gguf, safetensors, tokenizer_files, tokenizer_gguf
 from specjax.checkpoints.cards import find_card, model_cards
@@ -15,13 +17,16 @@ from specjax.checkpoints.gguf_file import GGUFFile
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
 from specjax.models.loaded import Model
+from specjax.parallel import as_mesh, param_shardings
 
 DTYPES = ("float32", "bfloat16", "float16")
 # What folders written by Orbax have at their top.
 ORBAX_FILES = ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt")
 
 
-def load_model(source: str | Path, dtype: str | None = None, feature_layers: Sequence[int] = ()) -> Model:
+def load_model(
+    source: str | Path, dtype: str | None = None, feature_layers: Sequence[int] = (), mesh: Mesh | str | None = None
+) -> Model:
     """Loads a model.
 
     Args:
@@ -30,6 +35,9 @@ def load_model(source: str | Path, dtype: str | None = None, feature_layers: Seq
         that is called like one.
       dtype: "float32", "bfloat16" or "float16" for the parameters and the cache; None: what is fastest here, measured once.
       feature_layers: layers whose hidden states ``apply`` shows (see :class:`specjax.models.decoder.Decoder`).
+      mesh: devices that the parameters are spread over as they are read, for an engine on this mesh (see
+        :func:`specjax.parallel.make_mesh`; text like ``"data=4,model=2"`` will do): no device ever has more than its share. None:
+        the default device.
 
     Raises:
       ValueError: an unknown source or dtype, or a checkpoint that is damaged or not supported; names file, field and values.
@@ -42,6 +50,8 @@ def load_model(source: str | Path, dtype: str | None = None, feature_layers: Seq
     """
     if dtype is not None:
         dtype = _dtype_name(dtype)
+    mesh = as_mesh(mesh)
+    shardings = None if mesh is None else functools.partial(param_shardings, mesh=mesh)
     card = None
     if isinstance(source, str) and source in model_cards():
         card = find_card(source)
@@ -54,7 +64,7 @@ def load_model(source: str | Path, dtype: str | None = None, feature_layers: Seq
         from specjax.models.dtype import choose_dtype
 
         dtype, reason = choose_dtype()
-    config, params, tokenizer, stop_token_ids = load(path, dtype, feature_layers)
+    config, params, tokenizer, stop_token_ids = load(path, dtype, feature_layers, shardings)
     return Model(
         functions=Decoder(config, tuple(feature_layers)),
         params=params,
@@ -96,17 +106,17 @@ def _existing_path(source: str | Path) -> Path:
     raise ValueError(f"{source}: there is no such file or folder. {forms}")
 
 
-def _load_gguf(path: Path, dtype: str, feature_layers: Sequence[int]):
+def _load_gguf(path: Path, dtype: str, feature_layers: Sequence[int], shardings):
     file = GGUFFile(path)
     config, architecture = gguf.read_config(file)
     Decoder(config, tuple(feature_layers))  # refuses layers that there are not, before anything is read
     tokenizer = tokenizer_gguf.read_tokenizer(file)
     stops = () if tokenizer is None else tokenizer_gguf.stop_token_ids(file)
     _check_vocabulary(path, config, tokenizer, stops)
-    return config, gguf.load_gguf_params(file, config, architecture, dtype), tokenizer, stops
+    return config, gguf.load_gguf_params(file, config, architecture, dtype, shardings), tokenizer, stops
 
 
-def _load_folder(path: Path, dtype: str, feature_layers: Sequence[int]):
+def _load_folder(path: Path, dtype: str, feature_layers: Sequence[int], shardings):
     if not (path / "config.json").exists():
         if any((path / name).exists() for name in ORBAX_FILES):
             raise ValueError(f"{path}: looks like an Orbax checkpoint; loading these is not supported yet")
@@ -117,7 +127,7 @@ def _load_folder(path: Path, dtype: str, feature_layers: Sequence[int]):
     tokenizer = tokenizer_files.read_tokenizer(path)
     stops = safetensors.stop_token_ids(path, tokenizer)
     _check_vocabulary(path, config, tokenizer, stops)
-    config, params = safetensors.load_safetensors_params(reader, config, dtype)
+    config, params = safetensors.load_safetensors_params(reader, config, dtype, shardings)
     return config, params, tokenizer, stops
 
 

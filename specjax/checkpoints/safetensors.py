@@ -195,8 +195,10 @@ def _rope(path: Path, fields: dict) -> RopeConfig:
     return RopeConfig(theta=float(theta), scaling=Llama3RopeScaling(*(options[field] for field in ROPE_FIELDS)))
 
 
-def load_safetensors_params(reader: SafetensorsFolder, config: DecoderConfig, dtype) -> tuple[DecoderConfig, dict]:
-    """The parameters of a folder, and the configuration they are for.
+def load_safetensors_params(
+    reader: SafetensorsFolder, config: DecoderConfig, dtype, shardings=None
+) -> tuple[DecoderConfig, dict]:
+    """The parameters of a folder, and the configuration they are for; see :func:`specjax.checkpoints.fuse.load_params`.
 
     A folder that calls its output matrix tied and has one all the same is loaded with the matrix that it has: tied where it
     is the embedding, untied where it differs.
@@ -209,7 +211,7 @@ def load_safetensors_params(reader: SafetensorsFolder, config: DecoderConfig, dt
             unneeded.append(names.unembedding)
         else:
             config = dataclasses.replace(config, tied_embedding=False)
-    return config, fuse.load_params(config, reader, names, dtype, unneeded=unneeded)
+    return config, fuse.load_params(config, reader, names, dtype, unneeded=unneeded, shardings=shardings)
 
 
 def _equal(reader: SafetensorsFolder, first: str, second: str) -> bool:

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.choices import Choices, KeyedChoices
+from specjax.decoding.layout import ONE_DEVICE, Layout, Place, any_row
 from specjax.decoding.state import (
     NO_TOKEN,
     Counters,
@@ -63,6 +64,7 @@ class Round:
         compiled for each.
       num_logprobs: n, how many of the most likely tokens are reported beside every emitted one, with the target's own
         log-probabilities; 0 reports the emitted one's alone, None reports nothing and costs nothing.
+      layout: where the arrays are; one device unless a mesh is named.
     """
 
     target: ModelFunctions
@@ -76,6 +78,7 @@ class Round:
     logits_processor: LogitsProcessor | None = None
     depths: tuple[int, ...] = ()
     num_logprobs: int | None = None
+    layout: Layout = ONE_DEVICE
 
     def init(self, params: Parameters, tokens, lengths, limits, stop_token_ids, sampling: SamplingArrays) -> DecodingState:
         """A batch of prompts, nothing of which has been through a model.
@@ -188,12 +191,13 @@ class Round:
         draft = draft.replace(valid=draft.valid & asked).checked()
 
         log_probs, logits, features, block = self._verify_pass(params.target, state, draft, context.distribution)
-        verdict = self.rule(choices, draft, log_probs)
-        check_verdict(self.rule, verdict, draft)
+        verdict, findings = self._judge(*self.layout.judged((choices, draft)), log_probs, logits)
+        # All that is left of the vocabularies are a few numbers per node.
+        verdict, (broken, common, logprobs) = self.layout.verdict((verdict, findings), state.lengths.shape[0])
 
-        path_nodes = jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=ROOT)
+        path_nodes = _path_nodes(verdict)
         emitted = _emitted_tokens(draft, verdict)
-        counts, finish = self._ends(state, emitted, verdict, log_probs)
+        counts, finish = self._ends(state, emitted, verdict, broken)
         cache = state.cache.commit(block, path_nodes, counts)
         # The feature before an emitted token is that of the node whose output it was drawn from.
         drafter = self.drafter.observe(params.drafter, drafter, emitted, _gather(features, path_nodes), counts)
@@ -212,16 +216,29 @@ class Round:
             cache=cache,
             observed=state.observed + counts,
             drafter=drafter,
-            counters=_count(state, draft, verdict, log_probs, counts),
+            counters=_count(state, draft, verdict, common, counts),
         )
-        drafted = jnp.sum(draft.valid, dtype=jnp.int32)
-        logprobs = None if logits is None else self._token_logprobs(_gather(logits, path_nodes), emitted)
+        drafted = self.layout.in_total(jnp.sum(draft.valid, dtype=jnp.int32))
         return state, RoundInfo(jnp.where(place < counts[:, None], emitted, NO_TOKEN), counts, drafted, logprobs)
 
-    def _verify_pass(self, params, state: DecodingState, draft: Draft, distribution: PathDistribution):
-        """Target log-probabilities [B, T, V], logits [B, T, V], features [B, T, F, E] and block of the root and all draft nodes.
+    def _judge(self, choices: Choices, draft: Draft, log_probs, logits):
+        """The verdict of rows, and what else is made of whole vocabularies.
 
-        The logits are the target's own, and None unless log-probabilities are to be reported.
+        The latter are: [B, T] bool, outputs that are not numbers; [B, depth], by depth the overlap at the accepted path's node,
+        None where the drafter knows no q; log-probabilities of the emitted tokens, None unless they are to be reported.
+        """
+        verdict = self.rule(choices, draft, log_probs)
+        check_verdict(self.rule, verdict, draft)
+        logprobs = None
+        if logits is not None:
+            logprobs = self._token_logprobs(_gather(logits, _path_nodes(verdict)), _emitted_tokens(draft, verdict))
+        return verdict, (has_nan(log_probs), _overlap_on_path(draft, verdict, log_probs), logprobs)
+
+    def _verify_pass(self, params, state: DecodingState, draft: Draft, distribution: PathDistribution):
+        """Target log-probabilities [J, T, V], logits [J, T, V], features [B, T, F, E] and block of the root and all draft nodes.
+
+        J rows are those that this device judges, all B where it is the only one. The logits are the target's own, and None unless
+        log-probabilities are to be reported.
         Where no row drafted anything the pass is over the root alone: a draft that is not there costs nothing. A drafter may name
         more sets of nodes that are often all that is there, and ``depths`` adds those of shorter drafts.
         """
@@ -230,7 +247,8 @@ class Round:
         tokens = jnp.concatenate([root, draft.tokens], axis=1)
         positions = state.lengths[:, None] - 1 + jnp.atleast_2d(jnp.asarray(tree.depths, jnp.int32))
         block_mask = None if tree.is_chain else jnp.asarray(tree.ancestor_mask)
-        path_tokens, path_lengths = tree_paths(tree, draft.tokens)
+        path_tokens, path_lengths = tree_paths(*self.layout.judged((tree, draft.tokens)))
+        distribution = distribution.of_rows(self.layout.judged)
 
         def passed(nodes):
             place = slice(len(nodes)) if nodes == tuple(range(len(nodes))) else np.array(nodes)
@@ -239,7 +257,7 @@ class Round:
             if block_mask is not None and not _follow(tree, nodes):
                 mask = block_mask[..., place, :][..., place]
             output = self.target.apply(params, tokens[:, place], positions[:, place], state.cache, mask)
-            logits = self.target.unembed(params, output.hidden).astype(self.logits_dtype)
+            logits = self.layout.unembed(self.target, params, output.hidden).astype(self.logits_dtype)
             log_probs = distribution.log_probs(logits, path_tokens[:, place], path_lengths[..., place])
             return log_probs, None if self.num_logprobs is None else logits, output.features, output.block
 
@@ -255,6 +273,7 @@ class Round:
         passes = [(ROOT,), *named, whole]
         needed = jnp.any(draft.valid, axis=0)
         holds_all = jnp.stack([~jnp.any(needed & jnp.asarray(~np.isin(whole[1:], nodes))) for nodes in passes])
+        holds_all = self.layout.everywhere(holds_all)
 
         def spread(nodes):
             return jax.tree.map(functools.partial(_spread_to, nodes), passed(nodes), shapes)
@@ -269,13 +288,15 @@ class Round:
         top, top_ids = jax.lax.top_k(log_probs, min(self.num_logprobs, self.vocab_size))
         return TokenLogprobs(chosen, top_ids.astype(jnp.int32), top)
 
-    def _ends(self, state: DecodingState, emitted, verdict: Verdict, log_probs):
-        """[B] how many of the ``emitted`` tokens [B, depth + 1] are kept, and the rows' finish."""
+    def _ends(self, state: DecodingState, emitted, verdict: Verdict, broken):
+        """[B] how many of the ``emitted`` tokens [B, depth + 1] are kept, and the rows' finish.
+
+        ``broken`` [B, T] are nodes whose output is not a number.
+        """
         place = jnp.arange(emitted.shape[1])[None, :]
         counts = jnp.where(state.running, verdict.num_accepted + 1, 0)
         # Every token was drawn from the output of the node before it. The first that came from a NaN ends the row.
-        nodes = jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=ROOT)
-        from_nan = _gather(has_nan(log_probs), nodes) & (place < counts[:, None])
+        from_nan = _gather(broken, _path_nodes(verdict)) & (place < counts[:, None])
         broken = jnp.any(from_nan, axis=1)
         counts = jnp.where(broken, jnp.argmax(from_nan, axis=1), counts)
         ends = jnp.any(emitted[:, :, None] == state.stop_token_ids[:, None, :], axis=-1) & (place < counts[:, None])
@@ -298,21 +319,21 @@ class Round:
             logprobs = TokenLogprobs(chosen, top.astype(jnp.int32), top)
 
         def unfinished(carry):
-            index, state, *_ = carry
-            return (index < jnp.minimum(num_rounds, self.rounds_per_dispatch)) & jnp.any(state.running)
+            index, going, *_ = carry
+            return (index < jnp.minimum(num_rounds, self.rounds_per_dispatch)) & going
 
         def one(carry):
-            index, state, (tokens, logprobs), drafted = carry
+            index, _, state, (tokens, logprobs), drafted = carry
             state, info = self.step(params, state)
             reported = jax.tree.map(
                 lambda all_rounds, new: jax.lax.dynamic_update_index_in_dim(all_rounds, new, index, axis=1),
                 (tokens, logprobs),
                 (info.tokens, info.logprobs),
             )
-            return index + 1, state, reported, drafted.at[index].set(info.drafted)
+            return index + 1, any_row(self.layout, state.running), state, reported, drafted.at[index].set(info.drafted)
 
-        start = (jnp.int32(0), state, (tokens, logprobs), drafted)
-        rounds, state, (tokens, logprobs), drafted = jax.lax.while_loop(unfinished, one, start)
+        start = (jnp.int32(0), any_row(self.layout, state.running), state, (tokens, logprobs), drafted)
+        rounds, _, state, (tokens, logprobs), drafted = jax.lax.while_loop(unfinished, one, start)
         return state, DispatchInfo(tokens, state.finish, rounds, drafted, logprobs)
 
 
@@ -343,6 +364,11 @@ def _spread_to(nodes: tuple[int, ...], values: jax.Array, wanted: jax.ShapeDtype
     return values
 
 
+def _path_nodes(verdict: Verdict) -> jax.Array:
+    """[B, depth + 1] the root and the accepted nodes: those whose outputs the emitted tokens were drawn from."""
+    return jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=ROOT)
+
+
 def _emitted_tokens(draft: Draft, verdict: Verdict) -> jax.Array:
     """[B, depth + 1] accepted tokens, then the correction or bonus token; the rest repeats it."""
     depth = draft.tree.depth
@@ -357,7 +383,20 @@ def _overlap(target, proposed):
     return jnp.sum(jnp.exp(jnp.minimum(target, proposed)), axis=-1)
 
 
-def _count(state: DecodingState, draft: Draft, verdict: Verdict, log_probs, counts) -> Counters:
+def _overlap_on_path(draft: Draft, verdict: Verdict, log_probs) -> jax.Array | None:
+    """[B, depth] by depth the overlap at the node of the accepted path whose children are looked at; None without q."""
+    tree = draft.tree
+    if tree.num_nodes == 0 or draft.parent_log_probs is None:
+        return None
+    nodes = _path_nodes(verdict)[:, :-1]
+    inner, rows = tree.inner_nodes, jnp.asarray(tree.inner_index)[nodes]
+    if len(inner) <= tree.depth:
+        # A chain, where gathering rows first would cost more than it saves.
+        return _gather(_overlap(log_probs[:, jnp.asarray(inner)], draft.parent_log_probs), rows)
+    return _overlap(_gather(log_probs, nodes), _gather(draft.parent_log_probs, rows))
+
+
+def _count(state: DecodingState, draft: Draft, verdict: Verdict, common, counts) -> Counters:
     counters, tree = state.counters, draft.tree
     took_part = state.running & (counts > 0)
     accepted = jnp.minimum(verdict.num_accepted, counts)
@@ -365,20 +404,14 @@ def _count(state: DecodingState, draft: Draft, verdict: Verdict, log_probs, coun
     num_tested, overlap = jnp.zeros_like(counters.num_tested_per_pos), jnp.zeros_like(counters.overlap_per_pos)
     if tree.num_nodes:
         # By depth the node of the accepted path whose children are looked at.
-        place, nodes = jnp.arange(tree.depth)[None, :], jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=ROOT)[:, :-1]
+        place, nodes = jnp.arange(tree.depth)[None, :], _path_nodes(verdict)[:, :-1]
         parents = jnp.atleast_2d(jnp.asarray(tree.parents, jnp.int32))[:, 1:]
         is_child = parents[:, None, :] == nodes[:, :, None]
         # Not behind an end token: what was accepted there is not emitted and not counted either.
         there = (place <= verdict.num_accepted[:, None]) & (place < counts[:, None])
         tested = there & jnp.any(draft.valid[:, None, :] & is_child, axis=-1)
         num_tested = tested.astype(jnp.int32)
-        if draft.parent_log_probs is not None:
-            inner, rows = tree.inner_nodes, jnp.asarray(tree.inner_index)[nodes]
-            if len(inner) <= tree.depth:
-                # A chain, where gathering rows first would cost more than it saves.
-                common = _gather(_overlap(log_probs[:, jnp.asarray(inner)], draft.parent_log_probs), rows)
-            else:
-                common = _overlap(_gather(log_probs, nodes), _gather(draft.parent_log_probs, rows))
+        if common is not None:
             overlap = jnp.where(tested, common, 0)
     drafted = jnp.where(took_part, jnp.sum(draft.valid, axis=1, dtype=jnp.int32), 0)
     return Counters(
@@ -410,17 +443,28 @@ def _count_source(counters: SourceCounters, source, took_part, drafted, accepted
 @functools.partial(jax.jit, static_argnames="program", donate_argnames="state")
 def run_rounds(program: Round, params, state: DecodingState, num_rounds):
     """``program.run_rounds``, compiled; the state's buffers are reused."""
-    return program.run_rounds(params, state, num_rounds)
+    places = (Place.PARAMS, Place.STATE, Place.SAME), (Place.STATE, Place.INFO)
+    return program.layout.spread(program, program.run_rounds, *places)(params, state, num_rounds)
 
 
 @functools.partial(jax.jit, static_argnames="program", donate_argnames="state")
 def prefill(program: Round, params, state: DecodingState, num_chunks):
     """Up to ``num_chunks`` chunks of the prompts, compiled; the state's buffers are reused."""
 
-    def unfinished(carry):
-        index, state = carry
-        return (index < num_chunks) & jnp.any(state.observed < state.lengths)
+    def all_chunks(params, state, num_chunks):
+        def lacking(state):
+            return any_row(program.layout, state.observed < state.lengths)
 
-    return jax.lax.while_loop(
-        unfinished, lambda carry: (carry[0] + 1, program.prefill_chunk(params, carry[1])), (jnp.int32(0), state)
-    )[1]
+        def unfinished(carry):
+            index, going, _ = carry
+            return (index < num_chunks) & going
+
+        def one(carry):
+            index, _, state = carry
+            state = program.prefill_chunk(params, state)
+            return index + 1, lacking(state), state
+
+        return jax.lax.while_loop(unfinished, one, (jnp.int32(0), lacking(state), state))[2]
+
+    places = (Place.PARAMS, Place.STATE, Place.SAME), Place.STATE
+    return program.layout.spread(program, all_chunks, *places)(params, state, num_chunks)

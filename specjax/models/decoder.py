@@ -120,6 +120,43 @@ def random_params(abstract: dict, key: jax.Array, scale: float | None = None) ->
     return jax.tree.unflatten(treedef, list(map(draw, jax.random.split(key, len(leaves)), leaves)))
 
 
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Which parts of a decoder a device of a mesh axis has its share of; the sizes of the config are then those of the share.
+
+    A product over what is split is a sum over the axis, in the dtype of the stream. With no axis nothing is split.
+
+    Attributes:
+      axis: name of the mesh axis; None: one device has everything.
+      heads: whether attention heads, and with them the cache, are split.
+      mlp: whether the width of the MLPs is.
+      vocab: whether the rows of the embedding and of the output matrix are.
+    """
+
+    axis: str | None = None
+    heads: bool = False
+    mlp: bool = False
+    vocab: bool = False
+
+    def summed(self, part: bool, values: jax.Array) -> jax.Array:
+        """``values``, added up over the axis where the ``part`` that they were made of is split."""
+        return lax.psum(values, self.axis) if part else values
+
+    def embed(self, matrix: jax.Array, tokens: jax.Array) -> jax.Array:
+        """Rows of the embedding, of which ``matrix`` [V, E] is this device's share; ids outside the vocabulary are clipped."""
+        if not self.vocab:
+            return jnp.take(matrix, tokens, axis=0, mode="clip")
+        share = matrix.shape[0]
+        places = jnp.clip(tokens, 0, share * lax.axis_size(self.axis) - 1) - share * lax.axis_index(self.axis)
+        here = (places >= 0) & (places < share)
+        rows = jnp.take(matrix, jnp.where(here, places, 0), axis=0, mode="clip")
+        # All but one of the shares add zeros: the sum is exact.
+        return lax.psum(jnp.where(here[..., None], rows, 0), self.axis)
+
+
+WHOLE = Split()
+
+
 class RMSNorm(nnx.Module):
     """Root-mean-square norm (Zhang and Sennrich 2019, arXiv:1910.07467), in at least float32."""
 
@@ -139,8 +176,8 @@ class Attention(nnx.Module):
     Its inputs may be wider than the residual stream: the draft head's are a token and a state side by side.
     """
 
-    def __init__(self, config: DecoderConfig, dtype, input_width: int | None = None):
-        self.config = config
+    def __init__(self, config: DecoderConfig, dtype, input_width: int | None = None, split: Split = WHOLE):
+        self.config, self.split = config, split
         heads, group, size, width = config.num_kv_heads, config.group_size, config.head_dim, input_width or config.width
         self.qkv = parameter((heads, group + 2, size, width), ("kv_heads", "group", "head_dim", "embed"), dtype)
         if config.qkv_bias:
@@ -159,7 +196,7 @@ class Attention(nnx.Module):
 
     def join(self, mixed):
         """[B, T, E] of the heads' results [B, T, K, G, D]."""
-        return contract(mixed, self.out[...], num_in=3)
+        return self.split.summed(self.split.heads, contract(mixed, self.out[...], num_in=3))
 
     def __call__(self, inputs, positions, cache_keys, cache_values, lengths, block_mask):
         query, keys, values = self.project(inputs, positions)
@@ -170,7 +207,8 @@ class Attention(nnx.Module):
 class GatedMLP(nnx.Module):
     """SiLU-gated MLP (Shazeer 2020, arXiv:2002.05202)."""
 
-    def __init__(self, config: DecoderConfig, dtype):
+    def __init__(self, config: DecoderConfig, dtype, split: Split = WHOLE):
+        self.split = split
         self.gate_up = parameter((2, config.mlp_width, config.width), ("gate_up", "mlp", "embed"), dtype)
         self.down = parameter((config.width, config.mlp_width), ("embed", "mlp"), dtype)
 
@@ -178,17 +216,17 @@ class GatedMLP(nnx.Module):
         projected = contract(inputs, self.gate_up[...])
         wide = projected.astype(jnp.promote_types(inputs.dtype, jnp.float32))
         gated = nnx.silu(wide[..., 0, :]) * wide[..., 1, :]
-        return contract(gated.astype(inputs.dtype), self.down[...])
+        return self.split.summed(self.split.mlp, contract(gated.astype(inputs.dtype), self.down[...]))
 
 
 class Layer(nnx.Module):
     """Pre-norm attention and MLP, each added to the residual stream."""
 
-    def __init__(self, config: DecoderConfig, dtype):
+    def __init__(self, config: DecoderConfig, dtype, split: Split = WHOLE):
         self.attention_norm = RMSNorm(config.width, config.norm_eps, dtype)
-        self.attention = Attention(config, dtype)
+        self.attention = Attention(config, dtype, split=split)
         self.mlp_norm = RMSNorm(config.width, config.norm_eps, dtype)
-        self.mlp = GatedMLP(config, dtype)
+        self.mlp = GatedMLP(config, dtype, split)
 
     def __call__(self, stream, *attention_inputs):
         mixed, keys, values = self.attention(self.attention_norm(stream), *attention_inputs)
@@ -205,15 +243,16 @@ def _run_layer(graph, state, *inputs):
 class DecoderModule(nnx.Module):
     """The layers between embedding and logits. Use :class:`Decoder`, which hides the module objects."""
 
-    def __init__(self, config: DecoderConfig, dtype):
+    def __init__(self, config: DecoderConfig, dtype, split: Split = WHOLE):
+        self.split = split
         self.embedding = parameter((config.vocab_size, config.width), ("vocab", "embed"), dtype)
-        self.layers = nnx.List([Layer(config, dtype) for _ in range(config.num_layers)])
+        self.layers = nnx.List([Layer(config, dtype, split) for _ in range(config.num_layers)])
         self.final_norm = RMSNorm(config.width, config.norm_eps, dtype)
         if not config.tied_embedding:
             self.unembedding = parameter((config.vocab_size, config.width), ("vocab", "embed"), dtype)
 
     def __call__(self, tokens, positions, cache, block_mask, feature_layers):
-        stream = jnp.take(self.embedding[...], tokens, axis=0, mode="clip")
+        stream = self.split.embed(self.embedding[...], tokens)
         shown = {0: stream}
         keys, values = [], []
         for index, layer in enumerate(self.layers):
@@ -245,6 +284,7 @@ class Decoder:
       config: sizes and options.
       feature_layers: hidden states that ``apply`` shows as ``features``: 0 is the embedding, i the output of layer i,
         ``config.num_layers`` the final hidden state (norm applied).
+      split: what of it one device of a mesh has, for functions that run inside ``jax.shard_map`` (see ``specjax.parallel``).
 
     Example:
       >>> config = DecoderConfig(vocab_size=11, num_layers=1, width=8, num_query_heads=2, num_kv_heads=1, head_dim=4,
@@ -259,6 +299,7 @@ class Decoder:
 
     config: DecoderConfig
     feature_layers: tuple[int, ...] = ()
+    split: Split = WHOLE
 
     def __post_init__(self):
         for index in self.feature_layers:
@@ -273,7 +314,7 @@ class Decoder:
 
     @functools.lru_cache(maxsize=8)  # noqa: B019 - keyed by the config alone, holds shapes and no parameters
     def _structure(self, dtype):
-        return nnx.split(nnx.eval_shape(lambda: DecoderModule(self.config, dtype)))
+        return nnx.split(nnx.eval_shape(lambda: DecoderModule(self.config, dtype, self.split)))
 
     def abstract_params(self, dtype=jnp.float32) -> dict:
         """The parameters' nested dict with a ``jax.ShapeDtypeStruct`` for each array."""
@@ -302,7 +343,7 @@ class Decoder:
         return self._module(params)(tokens, positions, cache, block_mask, self.feature_layers)
 
     def unembed(self, params, hidden) -> jax.Array:
-        """Logits [..., V], at least float32, of hidden states [..., E]."""
+        """Logits [..., V], at least float32, of hidden states [..., E]; of the share of the vocabulary where that is split."""
         return self._module(params).unembed(hidden)
 
     def embedding_matrix(self, params) -> jax.Array:

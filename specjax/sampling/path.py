@@ -157,6 +157,11 @@ class PathDistribution:
         text = (tokens, prompt_lengths, lengths, stop_token_ids, counts)
         return cls(sampling, *text, states, next_state, vocab_size, logits_processor)
 
+    def of_rows(self, take: Callable) -> "PathDistribution":
+        """The same of some rows: ``take`` is given everything that has rows as its first axis."""
+        rows = take(self.replace(next_state=None))
+        return rows.replace(next_state=self.next_state)
+
     def log_probs(self, logits: jax.Array, path_tokens: jax.Array, path_lengths: jax.Array) -> jax.Array:
         """Log-probabilities [B, T, V] of the next token at T nodes.
 

@@ -2,6 +2,8 @@
 
 Three programs over one state of fixed shape, whose buffers each of them reuses. None depends on which slots are taken: rows of a
 call are named by their index, and an index behind the last slot means "no row"; a gather clips it and a scatter drops it.
+
+On a mesh every device runs them on the slots that it has.
 """
 
 import functools
@@ -11,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.decoding.layout import Place
 from specjax.decoding.round import Round
 from specjax.decoding.state import NO_TOKEN, Counters, DecodingState, DispatchInfo, Finish, Parameters
 from specjax.sampling.allowed_tokens import START
@@ -40,8 +43,13 @@ class Arrivals:
 
 def empty_state(program: Round, params: Parameters, slots: int, capacity: int, stop_ids: int, biases: int) -> DecodingState:
     """All slots free. Traced or under ``jax.eval_shape`` it costs nothing."""
+
+    def free(params, *rows):
+        state = program.init(params, *rows)
+        return state.replace(observed=state.lengths)
+
     rows = jnp.ones((slots,), jnp.int32)
-    state = program.init(
+    return program.layout.spread(program, free, (Place.PARAMS, *[Place.ROWS] * 5), Place.STATE)(
         params,
         jnp.zeros((slots, capacity + 1), jnp.int32),
         rows,
@@ -49,13 +57,18 @@ def empty_state(program: Round, params: Parameters, slots: int, capacity: int, s
         jnp.full((slots, stop_ids), NO_TOKEN, jnp.int32),
         SamplingArrays.stack([SamplingParams(temperature=0.0)] * slots, [0] * slots, num_biases=biases),
     )
-    return state.replace(observed=rows)
 
 
 @functools.partial(jax.jit, donate_argnames="state", static_argnames="program")
 def admit(program: Round, state: DecodingState, arrivals: Arrivals) -> DecodingState:
     """Moves requests into slots; whatever was in them is forgotten."""
-    slots, num_slots = arrivals.slots, state.lengths.shape[0]
+    move_in = functools.partial(_move_in, program)
+    return program.layout.spread(program, move_in, (Place.STATE, Place.SAME), Place.STATE)(state, arrivals)
+
+
+def _move_in(program: Round, state: DecodingState, arrivals: Arrivals) -> DecodingState:
+    num_slots = state.lengths.shape[0]
+    slots = program.layout.own_places(arrivals.slots, num_slots)
 
     def moved_in(old, new):
         return old.at[slots].set(new, mode="drop")
@@ -83,7 +96,19 @@ def admit(program: Round, state: DecodingState, arrivals: Arrivals) -> DecodingS
 
 @functools.partial(jax.jit, static_argnames="program", donate_argnames="state")
 def prefill_rows(program: Round, params: Parameters, state: DecodingState, rows) -> DecodingState:
-    """The next ``program.prefill_width`` prompt tokens of some ``rows`` [R] int32, through the code that reads any prompt."""
+    """The next ``program.prefill_width`` prompt tokens of some rows, through the code that reads any prompt.
+
+    Args:
+      program: the round.
+      params: of target and drafter.
+      state: the slots.
+      rows: [R] int32; over a mesh one after the other for each part of the batch, as indices within the part.
+    """
+    read = functools.partial(_read, program)
+    return program.layout.spread(program, read, (Place.PARAMS, Place.STATE, Place.ROWS), Place.STATE)(params, state, rows)
+
+
+def _read(program: Round, params: Parameters, state: DecodingState, rows) -> DecodingState:
     chosen = jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0, mode="clip"), state)
     after = program.prefill_chunk(params, chosen)
     # What was gathered is read before it is written to: the compiler needs no copy of all rows.
@@ -113,12 +138,21 @@ def run_slots(
     Returns:
       The slots, what they emitted, and their statistics so far.
     """
+    inputs = (Place.PARAMS, Place.STATE, Place.ROWS, Place.SAME, Place.SAME)
+    run = program.layout.spread(program, functools.partial(_run, program), inputs, (Place.STATE, Place.SAME, Place.SAME))
+    return run(params, state, ended, max_depth, num_rounds)
+
+
+def _run(program: Round, params, state, ended, max_depth, num_rounds):
     state = state.replace(
         finish=jnp.where(ended & (state.finish == Finish.RUNNING), Finish.STOP, state.finish).astype(jnp.int32),
         max_depths=jnp.broadcast_to(max_depth, state.max_depths.shape).astype(jnp.int32),
     )
     state, info = program.run_rounds(params, state, num_rounds)
-    return state, info, jax.tree.map(jnp.copy, state.counters)
+    # Whoever asks a device for the news gets those of all.
+    tokens, finish, logprobs, counters = program.layout.all_rows((info.tokens, info.finish, info.logprobs, state.counters))
+    info = info.replace(tokens=tokens, finish=finish, logprobs=logprobs)
+    return state, info, jax.tree.map(jnp.copy, counters)
 
 
 def check_rows(drafter, state, num_slots: int) -> None:

@@ -30,6 +30,7 @@ from specjax.decoding.compose import compose
 from specjax.decoding.prompts import stop_ids
 from specjax.decoding.state import NO_TOKEN, Counters, DispatchInfo
 from specjax.models.loaded import Model
+from specjax.parallel import as_mesh, place_params, sizes_of, spread_round
 from specjax.sampling.allowed_tokens import AllowedTokens
 from specjax.sampling.params import MAX_LOGPROBS, SamplingArrays, SamplingParams
 from specjax.sampling.path import LogitsProcessor
@@ -37,7 +38,7 @@ from specjax.serving.device import Arrivals, admit, check_rows, empty_state, pre
 from specjax.serving.memory import MemoryPlan, megabytes, plan_memory
 from specjax.serving.metrics import EngineMetrics, Meter
 from specjax.serving.requests import Job, QueueFull, Request, Room, check_request
-from specjax.serving.schedule import MAX_PREFILLS, Slot, check_schedule, draft_depth, next_prefill, rows_of
+from specjax.serving.schedule import MAX_PREFILLS, Slot, check_schedule, draft_depth, filling_order, next_prefill, pass_rows
 from specjax.statistics import RequestMetrics
 
 LOG = logging.getLogger(__name__)
@@ -103,7 +104,10 @@ class Engine:
       logits_processor: see :func:`specjax.generate`; of all requests.
       allowed_tokens: a grammar that all outputs keep to.
       allow_lossy: whether a rule that changes the distribution may be used.
-      memory_limit: bytes that weights, caches and scratch may take; None: what the device has.
+      memory_limit: bytes that weights, caches and scratch may take, on a mesh on each device; None: what the device has.
+      mesh: devices to run on, from :func:`specjax.parallel.make_mesh` or as text, ``"data=4,model=2"``: rows over ``data``, the
+        target's heads, MLPs and vocabulary over ``model``. ``slots`` are those of all; "auto" takes so many for each part of
+        ``data``. None: the default device alone.
 
     Raises:
       ValueError: names the argument, its value and what would be right.
@@ -139,6 +143,7 @@ class Engine:
         allowed_tokens: AllowedTokens | None = None,
         allow_lossy: bool = False,
         memory_limit: int | None = None,
+        mesh: jax.sharding.Mesh | str | None = None,
     ):
         for name, value, least in (
             ("rounds_per_dispatch", rounds_per_dispatch, 1),
@@ -153,7 +158,8 @@ class Engine:
         if max_logprobs is not None and max_logprobs > MAX_LOGPROBS:
             raise ValueError(f"Engine: max_logprobs is {max_logprobs}; it must be None or from 0 to {MAX_LOGPROBS}")
         num_logprobs = None if max_logprobs is None else next(size for size in LOGPROBS_SIZES if max_logprobs <= size)
-        program, self._params, self._law = compose(
+        mesh = as_mesh(mesh)
+        program, params, self._law = compose(
             model,
             drafter,
             rule,
@@ -163,6 +169,9 @@ class Engine:
             allowed_tokens=allowed_tokens,
             num_logprobs=num_logprobs,
         )
+        if mesh is not None:
+            program = spread_round(program, mesh)
+        self._parts = 1 if mesh is None else sizes_of(mesh).data
         self._schedule = check_schedule(draft_len_schedule, program.drafter.tree.depth)
         depths = tuple(sorted(set((self._schedule or {}).values())))
         self._program = dataclasses.replace(program, rounds_per_dispatch=rounds_per_dispatch, depths=depths)
@@ -178,14 +187,15 @@ class Engine:
             biases=max_logit_bias,
             logprobs=max_logprobs,
         )
-        self.memory: MemoryPlan = self._plan(slots, memory_limit)
+        self.memory: MemoryPlan = self._plan(params, slots, memory_limit)
         """What the engine needs; made before anything was allocated."""
         LOG.info("%s", self.memory)
+        self._params = params if mesh is None else place_params(self._program, params)
         self._max_queue = max_queue
-        self._state = _new_state(
-            self._reading(None), self._params, self.memory.slots, capacity - 1, self._room.stop_ids, self._room.biases
-        )
-        check_rows(program.drafter, self._state.drafter, self.memory.slots)
+        sizes = (self.memory.slots, capacity - 1)
+        drafter = jax.eval_shape(lambda params: program.drafter.init(params, *sizes), self._params.drafter)
+        check_rows(program.drafter, drafter, self.memory.slots)
+        self._state = _new_state(self._reading(None), self._params, *sizes, self._room.stop_ids, self._room.biases)
         self._stop_width = self._state.stop_token_ids.shape[1]
         self._slots: list[Slot | None] = [None] * self.memory.slots
         self._ended = np.zeros(self.memory.slots, bool)
@@ -435,27 +445,32 @@ class Engine:
 
     # ---------------------------------------------------------------- parts of a step
 
-    def _plan(self, slots, limit) -> MemoryPlan:
-        plan = functools.partial(plan_memory, self._program, self._params)
+    def _plan(self, params, slots, limit) -> MemoryPlan:
+        plan = functools.partial(plan_memory, self._program, params)
         if slots == "auto":
             most = AUTO_SLOTS.get(jax.default_backend(), MOST_SLOTS)
-            sizes = [1 << power for power in range(most.bit_length() - 1, -1, -1)]
+            sizes = [self._parts << power for power in range(most.bit_length() - 1, -1, -1)]
             plans = (plan(slots=size, room=self._room, limit=limit) for size in sizes)
             fitting = next((p for p in plans if p.fits), None)
-            slots = fitting.slots if fitting else 1
+            slots = fitting.slots if fitting else self._parts
         _check_whole("slots", slots, 1, 'or "auto"')
+        if slots % self._parts:
+            raise ValueError(f"Engine: slots is {slots}, and mesh has data={self._parts}: the slots must be a multiple of it")
         made = plan(slots=slots, room=self._room, limit=limit)
         if made.fits:
             return made
         raise ValueError(f"Engine: {made} do not fit; {self._what_would_fit(plan, made, limit)}")
 
     def _what_would_fit(self, plan, made: MemoryPlan, limit) -> str:
-        fewer = _largest(made.slots, lambda slots: plan(slots=slots, room=self._room, limit=limit).fits)
+        fewer = _largest(
+            made.slots // self._parts,
+            lambda size: plan(slots=size * self._parts, room=self._room, limit=limit).fits,
+        )
         shorter = _largest(
             made.capacity,
             lambda size: plan(slots=made.slots, room=dataclasses.replace(self._room, capacity=size), limit=limit).fits,
         )
-        ways = [f"{fewer} slots of {made.capacity} tokens"] if fewer >= 1 else []
+        ways = [f"{fewer * self._parts} slots of {made.capacity} tokens"] if fewer >= 1 else []
         ways += [f"{made.slots} slots of {shorter} tokens"] if shorter >= 2 else []
         if ways:
             return f"{' or '.join(ways)} would"
@@ -468,6 +483,7 @@ class Engine:
 
     def _admit(self) -> None:
         free = [index for index, slot in enumerate(self._slots) if slot is None]
+        free = filling_order(free, len(self._slots), self._parts)
         while free and self._queue:
             arriving = []
             while free and self._queue and len(arriving) < MOST_ARRIVALS:
@@ -511,9 +527,8 @@ class Engine:
             waiting = sorted((slot for slot in taken if not slot.prompt_in), key=lambda slot: slot.job.admitted)
             if not waiting:
                 return
-            width, chosen = next_prefill(waiting)
-            rows = np.full(min(rows_of(width, len(chosen)), len(self._slots)), len(self._slots), np.int32)
-            rows[: len(chosen)] = [slot.index for slot in chosen]
+            width, chosen = next_prefill(waiting, len(self._slots) // self._parts)
+            rows = pass_rows(width, chosen, len(self._slots), self._parts)
             self._state = prefill_rows(self._reading(width), self._params, self._state, rows)
             for slot in chosen:
                 fed = min(slot.to_feed, width)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -32,6 +33,7 @@ class MemoryPlan:
       block: keys and values of one verify pass before they are committed.
       scratch: logits of a verify pass and what is made of them, attention scores, activations; an estimate.
       available: bytes for all of this, the weights included; None: not known.
+      devices: on a mesh, how many there are; all bytes are those of one, and the slots those of all.
     """
 
     slots: int
@@ -42,6 +44,7 @@ class MemoryPlan:
     block: int
     scratch: int
     available: int | None
+    devices: int = 1
 
     @property
     def total(self) -> int:
@@ -57,7 +60,8 @@ class MemoryPlan:
         """One line for people."""
         parts = ", ".join(f"{name} {megabytes(getattr(self, name))}" for name in ("weights", "caches", "block", "scratch"))
         there = "" if self.available is None else f" of {megabytes(self.available)} available"
-        return f"{self.slots} slots of {self.capacity} tokens: {megabytes(self.total)}{there} ({parts})"
+        each = "" if self.devices == 1 else f" on each of {self.devices} devices"
+        return f"{self.slots} slots of {self.capacity} tokens: {megabytes(self.total)}{there}{each} ({parts})"
 
 
 def megabytes(number: int) -> str:
@@ -76,23 +80,26 @@ def plan_memory(program: Round, params: Parameters, slots: int, room: Room, limi
     Args:
       program: the round.
       params: of target and drafter.
-      slots: B.
+      slots: B, on a mesh those of all its parts; the plan is that of one device.
       room: of a slot.
       limit: bytes that may be used, the weights included; None: what the device says.
     """
-    weights = sum(leaf.nbytes for leaf in {id(leaf): leaf for leaf in jax.tree.leaves(params)}.values())
+    share = program.layout.share(program, params)
+    program, params, rows = share.program, share.params, slots // share.parts
+    weights = size_of(list({id(leaf): leaf for leaf in jax.tree.leaves(params)}.values()))
     state = jax.eval_shape(
-        lambda params: empty_state(program, params, slots, room.capacity - 1, room.stop_ids, room.biases), params
+        lambda params: empty_state(program, params, rows, room.capacity - 1, room.stop_ids, room.biases), params
     )
     caches = size_of((state.cache, state.drafter))
     tree = program.drafter.tree
 
     def verify(params, cache):
-        tokens = jnp.zeros((slots, tree.size), jnp.int32)
+        tokens = jnp.zeros((rows, tree.size), jnp.int32)
         return program.target.apply(params, tokens, tokens, cache, jnp.ones((tree.size, tree.size), bool))
 
     output = jax.eval_shape(verify, params.target, state.cache)
-    logits = slots * tree.size * program.logits_width * jnp.dtype(program.logits_dtype).itemsize
+    judged = rows if rows % share.judges else rows // share.judges
+    logits = judged * tree.size * program.logits_width * jnp.dtype(program.logits_dtype).itemsize
     return MemoryPlan(
         slots=slots,
         capacity=room.capacity,
@@ -102,7 +109,8 @@ def plan_memory(program: Round, params: Parameters, slots: int, room: Room, limi
         block=size_of(output.block),
         # Attention copies one layer's keys and values on some backends.
         scratch=SCRATCH_COPIES * logits + 8 * size_of((output.hidden, output.features)) + 2 * _largest(state.cache),
-        available=limit if limit is not None else weights + free_memory(),
+        available=limit if limit is not None else (weights if share.held is None else share.held) + free_memory(share.devices),
+        devices=1 if share.devices is None else len(share.devices),
     )
 
 
@@ -115,12 +123,16 @@ def size_of(tree) -> int:
     return sum(int(np.prod(leaf.shape)) * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
 
 
-def free_memory() -> int:
-    """Bytes that the default device has left; on a CPU those that the system has."""
-    device = jax.local_devices()[0]
-    known = device.memory_stats() if device.platform != "cpu" else None
-    if known:
-        return known["bytes_limit"] - known["bytes_in_use"]
+def free_memory(devices: Sequence[jax.Device] | None = None) -> int:
+    """Bytes that each of ``devices`` has left at least, the default device if None; on a CPU its share of what the system has."""
+    devices = jax.local_devices()[:1] if devices is None else [d for d in devices if d.process_index == jax.process_index()]
+    known = [device.memory_stats() if device.platform != "cpu" else None for device in devices]
+    if all(known):
+        return min(stats["bytes_limit"] - stats["bytes_in_use"] for stats in known)
+    return _free_in_system() // len(devices)
+
+
+def _free_in_system() -> int:
     # What Linux could give includes files that it keeps in memory meanwhile.
     if MEMINFO.exists():
         kilobytes = next(line.split()[1] for line in MEMINFO.read_text().splitlines() if line.startswith("MemAvailable"))

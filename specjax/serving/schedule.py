@@ -6,6 +6,8 @@ Nothing here looks at a device or a clock, so that several processes that see th
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from specjax.decoding.completions import Row
 from specjax.decoding.state import Counters
 from specjax.serving.requests import Job
@@ -50,19 +52,66 @@ class Slot:
         return self.prompt_in and self.row.running
 
 
-def next_prefill(waiting: Sequence[Slot]) -> tuple[int, list[Slot]]:
+def filling_order(free: Sequence[int], num_slots: int, parts: int = 1) -> list[int]:
+    """Free slots in the order in which they are taken: on a mesh, first where most of a part is free.
+
+    Args:
+      free: indices, ascending.
+      num_slots: how many slots there are.
+      parts: parts of the batch, of equal size.
+
+    Example:
+      >>> filling_order([1, 2, 3], 4), filling_order([1, 2, 3], 4, parts=2)
+      ([1, 2, 3], [2, 1, 3])
+    """
+    size = num_slots // parts
+    taken = [size] * parts
+    for index in free:
+        taken[index // size] -= 1
+    ranks = {}
+    for index in free:
+        ranks[index] = taken[index // size]
+        taken[index // size] += 1
+    return sorted(free, key=lambda index: (ranks[index], index // size))
+
+
+def next_prefill(waiting: Sequence[Slot], part_size: int | None = None) -> tuple[int, list[Slot]]:
     """The next pass over prompts: tokens per row, and the slots that it is for, first come first.
 
     Args:
       waiting: slots whose prompt is not in, oldest request first; at least one.
+      part_size: on a mesh, slots of a part of the batch: each part makes the pass with rows of its own.
     """
     widths = sorted({width for _, width in PREFILL_SHAPES})
     first = waiting[0]
     width = next((width for width in widths if first.to_feed <= width), widths[-1])
-    alike = [slot for slot in waiting if slot.to_feed <= width]
-    rows = max((rows for rows, w in PREFILL_SHAPES if w == width and _worth(rows, len(alike))), default=1)
+    parts: dict[int, list[Slot]] = {}
+    for slot in waiting:
+        parts.setdefault(0 if part_size is None else slot.index // part_size, []).append(slot)
     # A long first prompt is no reason to go past those that came after it, nor they to go past it.
-    return width, alike[:rows] if first in alike else [first]
+    if first.to_feed > width:
+        return width, [part[0] for part in parts.values()]
+    alike = [[slot for slot in part if slot.to_feed <= width] for part in parts.values()]
+    most = max(map(len, alike))
+    rows = max((rows for rows, w in PREFILL_SHAPES if w == width and _worth(rows, most)), default=1)
+    return width, [slot for part in alike for slot in part[:rows]]
+
+
+def pass_rows(width: int, chosen: Sequence[Slot], num_slots: int, parts: int = 1) -> np.ndarray:
+    """[parts * R] int32 what ``prefill_rows`` is told of a pass: for each part of the batch the rows in it, then "no row".
+
+    Args:
+      width: tokens per row.
+      chosen: the slots that it is for.
+      num_slots: how many slots there are.
+      parts: parts of the batch, of equal size.
+    """
+    size = num_slots // parts
+    by_part: list[list[int]] = [[] for _ in range(parts)]
+    for slot in chosen:
+        by_part[slot.index // size].append(slot.index % size)
+    most = min(rows_of(width, max(map(len, by_part))), size)
+    return np.array([rows + [size] * (most - len(rows)) for rows in by_part], np.int32).reshape(-1)
 
 
 def _worth(rows: int, there: int) -> bool:
