@@ -33,6 +33,7 @@ def batch(
     rule: options.Rule = "auto",
     slots: options.Slots = "auto",
     capacity: options.Capacity = None,
+    mesh: options.Mesh = None,
     max_tokens: options.MaxTokens = 256,
     temperature: options.Temperature = 0.0,
     top_p: options.TopP = 1.0,
@@ -63,6 +64,7 @@ def batch(
 
     import specjax
     from specjax.cli.report import STANDARD_ERROR, print_header
+    from specjax.parallel import make_mesh, parse_mesh
     from specjax.serving.batch_job import run_batch
     from specjax.serving.batch_output import BatchInput, BatchOutput
 
@@ -82,11 +84,12 @@ def batch(
             ignore_eos=ignore_eos,
         )
         check_drafter(parts, rule, False, allow_lossy)
+        devices = None if mesh is None else make_mesh(*parse_mesh(mesh))
     except ValueError as error:
         raise options.CallError(str(error)) from error
 
     lines = BatchInput(source)
-    target = specjax.load_model(model, dtype=dtype)
+    target = specjax.load_model(model, dtype=dtype, mesh=devices)
     job = {
         "input": lines.digest,
         "model": target.name,
@@ -114,6 +117,7 @@ def batch(
             capacity=capacity,
             max_logprobs=max_logprobs,
             allow_lossy=allow_lossy,
+            mesh=devices,
         ) as engine:
             say(str(engine.memory), markup=False)
             chat = not raw and has_chat_template(target)

@@ -106,6 +106,12 @@ Capacity = Annotated[
     int | None,
     typer.Option(metavar="N", help="Tokens of a slot, prompt and answer together; by default 1024, or what the model has."),
 ]
+Mesh = Annotated[
+    str | None,
+    typer.Option(
+        metavar="data=N,model=M", help="Devices: rows over N of them, the model over M; by default one.", show_default=False
+    ),
+]
 AllowLossy = Annotated[bool, typer.Option("--allow-lossy", help="Allow a rule that changes the distribution of the output.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
@@ -164,6 +170,10 @@ RENAMED = {
     "batch-size": "--slots N",
     "max-model-len": "--capacity N",
     "ctx-size": "--capacity N",
+    "tensor-parallel-size": "--mesh model=N",
+    "data-parallel-size": "--mesh data=N",
+    "tp": "--mesh model=N",
+    "dp": "--mesh data=N",
     "input-file": "specjax batch IN.jsonl OUT.jsonl",
     "output-file": "specjax batch IN.jsonl OUT.jsonl",
 }
