@@ -13,6 +13,10 @@ from specjax.drafters.base import Context
 from specjax.tree import Law
 
 
+DRAWN = (Law.INDEPENDENT, Law.WITHOUT_REPLACEMENT)
+"""Laws by which tokens are drawn from q."""
+
+
 def draw_children(
     choices: Choices,
     laws: Sequence[Law],
@@ -20,6 +24,7 @@ def draw_children(
     log_probs: jax.Array,
     noise: jax.Array | None,
     ranking: jax.Array | None = None,
+    greedy: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Draws the children of one node, in order.
 
@@ -33,6 +38,7 @@ def draw_children(
       log_probs: [B, V], log q at the parent.
       noise: [B, V], shared Gumbel noise of the position; None where no law is coupled.
       ranking: [B, V], what laws that draw nothing order the tokens by; None is log q. Where q is one-hot, what it was made of.
+      greedy: [B] bool, rows that draw nothing whatever the law says: theirs are the best of the ranking.
 
     Returns:
       tokens [B, children] int32, and possible [B, children]: false where no token is left to draw.
@@ -48,16 +54,17 @@ def draw_children(
     left, left_in_ranking = log_probs, log_probs if ranking is None else ranking
     ids = jnp.arange(log_probs.shape[-1])[None, :]
     for law, node in zip(laws, nodes, strict=True):
-        if law is Law.INDEPENDENT:
-            token = choices.categorical(Stream.DRAFT, node, log_probs)
-            available = jnp.ones(token.shape, bool)
-        elif law is Law.WITHOUT_REPLACEMENT:
-            token = choices.categorical(Stream.DRAFT, node, _normalised(left))
-            available = jnp.any(left > -jnp.inf, axis=-1)
-        else:
-            scores = left_in_ranking if law is Law.DETERMINISTIC else left_in_ranking + noise
-            token = jnp.argmax(scores, axis=-1).astype(jnp.int32)
-            available = jnp.any(left_in_ranking > -jnp.inf, axis=-1)
+        scores = left_in_ranking + noise if law is Law.COUPLED else left_in_ranking
+        token = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+        available = jnp.any(left_in_ranking > -jnp.inf, axis=-1)
+        if law in DRAWN:
+            source = log_probs if law is Law.INDEPENDENT else _normalised(left)
+            by_chance = choices.categorical(Stream.DRAFT, node, source)
+            there = jnp.ones(token.shape, bool) if law is Law.INDEPENDENT else jnp.any(left > -jnp.inf, axis=-1)
+            if greedy is None:
+                token, available = by_chance, there
+            else:
+                token, available = jnp.where(greedy, token, by_chance), jnp.where(greedy, available, there)
         drawn.append(token)
         possible.append(available)
         taken = ids == token[:, None]
@@ -76,6 +83,22 @@ def most_likely(log_probs: jax.Array) -> jax.Array:
     best = jnp.argmax(log_probs, axis=-1, keepdims=True)
     ids = jnp.expand_dims(jnp.arange(log_probs.shape[-1]), tuple(range(log_probs.ndim - 1)))
     return jnp.where(ids == best, 0, -jnp.inf).astype(log_probs.dtype)
+
+
+def evenly(tokens: jax.Array, possible: jax.Array, width: int, dtype) -> jax.Array:
+    """[B, width] log-probabilities, the same for each of the ``possible`` [B, k] ``tokens`` [B, k]; token 0's where none is.
+
+    What rows that take the best of a ranking say they drew from. At temperature 0 every q is as right as any: p is one-hot, rules
+    accept no other token and correct to none, and the right token is accepted for sure where p is at least q.
+
+    Example:
+      >>> jnp.exp(evenly(jnp.array([[2, 0]]), jnp.array([[True, True]]), 3, jnp.float32)).tolist()
+      [[0.5, 0.0, 0.5]]
+    """
+    possible = possible.at[:, 0].set(possible[:, 0] | ~jnp.any(possible, axis=1))
+    is_one = (jnp.arange(width)[None, None, :] == tokens[..., None]) & possible[..., None]
+    share = -jnp.log(jnp.sum(possible, axis=1, keepdims=True).astype(dtype))
+    return jnp.where(jnp.any(is_one, axis=1), share, -jnp.inf)
 
 
 def softened(context: Context) -> Context:

@@ -16,7 +16,7 @@ import numpy as np
 
 from specjax.choices import Choices
 from specjax.drafters.base import Context
-from specjax.drafters.draw import draw_children, most_likely, only_where, softened
+from specjax.drafters.draw import DRAWN, draw_children, evenly, most_likely, only_where, softened
 from specjax.sampling.path import tree_paths
 from specjax.tree import ROOT, Draft, DraftTree, Law
 
@@ -137,7 +137,7 @@ class TreeDrafting:
             def draw(nothing, level=level, tokens=tokens, valid=valid):
                 ranking, carried = log_probs_at(level, nothing[-1], tokens, soft_context)
                 level_log_probs = jnp.where(greedy[:, None, None], most_likely(ranking), ranking)
-                return *self._children(choices, level, asked, valid, level_log_probs, ranking), level_log_probs, carried
+                return *self._children(choices, level, asked, valid, level_log_probs, ranking, greedy), carried
 
             # Nothing for a level that no budget reaches.
             needed = jnp.any(asked[:, children - 1])
@@ -147,8 +147,8 @@ class TreeDrafting:
             log_probs = log_probs.at[:, tree.inner_index[places]].set(level_log_probs)
         return tokens, valid & asked, log_probs
 
-    def _children(self, choices, level, asked, valid, log_probs, ranking):
-        """Tokens [B, children] of the children of the level's nodes, and which are drafted [B, children].
+    def _children(self, choices, level, asked, valid, log_probs, ranking, greedy):
+        """Tokens [B, children] of the children of the level's nodes, which are drafted [B, children], log q [B, inner, V].
 
         Args:
           choices: where randomness comes from.
@@ -157,21 +157,28 @@ class TreeDrafting:
           valid: [B, N], what was drafted at smaller depths.
           log_probs: [B, inner, V], log q at the nodes.
           ranking: [B, inner, V], the same before it was made one-hot for greedy rows.
+          greedy: [B] bool.
         """
         tree = self.tree
         noise = None
         if any(self.laws[child - 1] is Law.COUPLED for node in level.inner for child in tree.children[node]):
             noise = self._noise(choices, level.depth, log_probs)
-        drawn, drafted = [], []
+        drawn, drafted, proposed = [], [], []
         for place, node in enumerate(level.inner):
             nodes = tree.children[node]
             drawing = asked[:, nodes[0] - 1] & (valid[:, node - 1] if node > ROOT else True)
             laws = [self.laws[child - 1] for child in nodes]
             row_log_probs = only_where(drawing, log_probs[:, place])
-            tokens, possible = draw_children(choices, laws, nodes, row_log_probs, noise, ranking[:, place])
+            tokens, possible = draw_children(choices, laws, nodes, row_log_probs, noise, ranking[:, place], greedy)
             drawn.append(tokens)
             drafted.append(possible & drawing[:, None])
-        return jnp.concatenate(drawn, axis=1), jnp.concatenate(drafted, axis=1)
+            node_log_probs = log_probs[:, place]
+            if len(nodes) > 1 and any(law in DRAWN for law in laws):
+                # A one-hot q would leave nothing to the second child.
+                even = evenly(tokens, possible, node_log_probs.shape[-1], node_log_probs.dtype)
+                node_log_probs = jnp.where(greedy[:, None], even, node_log_probs)
+            proposed.append(node_log_probs)
+        return jnp.concatenate(drawn, axis=1), jnp.concatenate(drafted, axis=1), jnp.stack(proposed, axis=1)
 
     def _noise(self, choices, depth, log_probs):
         """[B, V] shared noise of children of nodes at ``depth``; 0 in rows whose ``log_probs`` [B, nodes, V] are all certain."""

@@ -83,7 +83,12 @@ def test_greedy_requests_come_out_greedy_under_every_rule(rule):
     """With deterministic children under all that take them; k-SEQ's are independent, traversal's drawn without replacement."""
     completions = run(PROMPTS, GREEDY, LEVELS, rule=rule)
     assert tokens_of(completions) == [tiny.greedy(TABLE, prompt, 20) for prompt in PROMPTS]
-    assert sum(c.stats.num_accepted_tokens for c in completions) > 5
+    # The whole tree counts, whatever law the run has: the children are the best of the draft's ranking. (k-SEQ weighs several
+    # children against one another and may turn the right one down, which costs a token and changes none.)
+    best = run(PROMPTS, GREEDY, LEVELS, rule="match")
+    accepted, most = (sum(c.stats.num_accepted_tokens for c in done) for done in (completions, best))
+    assert most > 20
+    assert accepted == most if rule != "kseq" else 0 < accepted <= most
 
 
 @TREES
