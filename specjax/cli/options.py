@@ -47,8 +47,9 @@ DrafterName = Annotated[
     typer.Option(
         "--drafter",
         metavar="NAME",
-        help="What proposes tokens: none, lookup (earlier text), draft=MODEL (a smaller model with the same tokenizer), or auto, "
-        "which takes lookup. Joined by +, the next is asked where one proposes nothing: lookup+draft=MODEL.",
+        help="What proposes tokens: none, lookup (earlier text), draft=MODEL (a smaller model with the same tokenizer, or a "
+        "folder of one distilled from the target), or auto, which takes lookup. "
+        "Joined by +, the next is asked where one proposes nothing: lookup+draft=MODEL.",
     ),
 ]
 NumSpeculativeTokens = Annotated[
