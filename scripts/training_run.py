@@ -1,19 +1,64 @@
-"""What the training scripts share: their options, and the way from a prompt file to texts and states."""
+"""What the training scripts share: their options, and the way from a prompt file to a checkpoint with its card.
+
+A script names the function that trains its kind of draft and what only that takes; :func:`run` does the rest.
+"""
 
 import argparse
 import json
 import pathlib
 import sys
 import time
+from collections.abc import Callable
 
 import jax
 import numpy as np
 
 import specjax
+from specjax.checkpoints.heads import load_head, save_head
 from specjax.training.answers import write_answers
 from specjax.training.loop import TrainingSettings
+from specjax.training.losses import LOSSES
 from specjax.training.material import Material
 from specjax.training.texts import Texts
+
+
+def run(
+    description: str,
+    train: Callable,
+    kind: str,
+    steps: int,
+    learning_rate: float,
+    own: dict[str, dict],
+    check: Callable = lambda model, arguments: None,
+) -> None:
+    """A whole script.
+
+    Args:
+      description: for ``--help``.
+      train: a recipe, see :mod:`specjax.training.recipes`.
+      kind: of draft, names its checkpoints in the work folder.
+      steps: default of ``--steps``.
+      learning_rate: likewise.
+      own: arguments of ``train`` that no other kind has, each with the settings of its option.
+      check: raises ValueError if the arguments do not fit the target, before its answers are made.
+    """
+    options = parser(description, steps, learning_rate)
+    for name, about in own.items():
+        options.add_argument("--" + name.replace("_", "-"), **about)
+    arguments = options.parse_args()
+    start = load_head(arguments.start) if arguments.start else None
+    material, command = prepare(arguments, start, check)
+    trained, log = train(
+        material,
+        settings(arguments),
+        **{name: getattr(arguments, name) for name in own},
+        loss=arguments.loss,
+        start=start,
+        folder=f"{arguments.work}/{kind}",
+        mesh=mesh(),
+        progress=say,
+    )
+    finish(trained, log, arguments, command)
 
 
 def parser(description: str, steps: int, learning_rate: float) -> argparse.ArgumentParser:
@@ -25,18 +70,18 @@ def parser(description: str, steps: int, learning_rate: float) -> argparse.Argum
     options.add_argument(
         "--work", required=True, help="folder for texts, states and checkpoints; a run goes on from what is there"
     )
-    options.add_argument("--output", required=True, help="new folder for the trained head and its card")
-    options.add_argument("--start", help="a trained head to go on from")
+    options.add_argument("--output", required=True, help="new folder for what was trained and its card")
+    options.add_argument("--start", help="something trained of the same kind to go on from")
     options.add_argument("--steps", type=int, default=steps)
     options.add_argument("--learning-rate", type=float, default=learning_rate)
-    options.add_argument("--loss", default="kl", help="kl, ce or tv")
+    options.add_argument("--loss", default="kl", choices=LOSSES, help="distance from the target's distribution")
     options.add_argument("--tokens-per-batch", type=int, default=2048)
-    options.add_argument("--draft-vocab-size", type=int, default=8192, help="tokens that the head knows; 0: all")
+    options.add_argument("--draft-vocab-size", type=int, default=8192, help="tokens that it can propose; 0: all")
     options.add_argument("--held-out", type=float, default=0.03, help="share of the prompts that is only evaluated on")
     options.add_argument("--max-tokens", type=int, default=150, help="of the target's answers")
     options.add_argument("--evaluate-every", type=int, default=100)
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--licence", default="Apache-2.0", help="of the trained head, for its card")
+    options.add_argument("--licence", default="Apache-2.0", help="of what was trained, for its card")
     options.add_argument("--data", default="", help="what the texts are and their licences, for the card")
     return options
 
@@ -53,32 +98,48 @@ def settings(arguments) -> TrainingSettings:
     )
 
 
-def read_prompts(path: str, model) -> list[list[int]]:
-    """Token ids of the prompts of a file of JSON lines, as the first turn of a chat."""
-    prompts = []
-    for number, line in enumerate(pathlib.Path(path).read_text(encoding="utf-8").splitlines(), 1):
+def read_prompts(path: str) -> list[str]:
+    """The prompts of a file of JSON lines, or the first turns of its conversations."""
+    try:
+        # Not str.splitlines: a text may hold other line ends than those of its file.
+        with open(path, encoding="utf-8") as file:
+            return [_first_turn(line, f"{path}: line {number}") for number, line in enumerate(file, 1)]
+    except (OSError, UnicodeDecodeError) as error:
+        raise SystemExit(f"--prompts {path}: {error}") from None
+
+
+def _first_turn(line: str, where: str) -> str:
+    try:
         fields = json.loads(line)
-        text = fields.get("prompt") or (fields.get("turns") or [None])[0]
-        if not isinstance(text, str):
-            raise SystemExit(f"{path}: line {number} has neither 'prompt' nor 'turns'")
-        prompts.append(model.tokenizer.encode_chat([{"role": "user", "content": text}]))
-    return prompts
+    except json.JSONDecodeError as error:
+        raise SystemExit(f"{where} is not JSON: {error}") from None
+    if isinstance(fields, dict):
+        turns = fields.get("turns")
+        for text in (fields.get("prompt"), turns[0] if isinstance(turns, list) and turns else None):
+            if isinstance(text, str) and text:
+                return text
+    raise SystemExit(f"{where} has neither 'prompt' nor 'turns' with a text")
 
 
-def prepare(arguments) -> tuple[Material, str]:
+def prepare(arguments, start, check: Callable) -> tuple[Material, str]:
     """Material of a call, and the command for the card."""
     if not arguments.prompts and not arguments.texts:
         raise SystemExit("give --prompts, --texts or both")
     if pathlib.Path(arguments.output).exists():
         raise SystemExit(f"--output {arguments.output} exists already; name a new folder")
+    prompts = read_prompts(arguments.prompts) if arguments.prompts else []
     model = specjax.load_model(arguments.target, dtype="float32")
+    # What would otherwise be refused hours later.
+    check(model, arguments)
+    if start is not None:
+        start.target.check(model, f"--start {arguments.start}")
     work = pathlib.Path(arguments.work)
     parts = [Texts.load(path) for path in arguments.texts]
-    if arguments.prompts:
-        prompts = read_prompts(arguments.prompts, model)
+    if prompts:
+        asked = [model.tokenizer.encode_chat([{"role": "user", "content": prompt}]) for prompt in prompts]
         said = Clock("answers")
         parts.append(
-            write_answers(model, prompts, work / "answers", max_tokens=arguments.max_tokens, seed=arguments.seed, progress=said)
+            write_answers(model, asked, work / "answers", max_tokens=arguments.max_tokens, seed=arguments.seed, progress=said)
         )
     devices = len(jax.devices())
     material = Material.prepare(
@@ -102,10 +163,8 @@ def mesh():
     return None if len(devices) == 1 else jax.sharding.Mesh(np.array(devices), ("data",))
 
 
-def finish(head, log, arguments, command: str) -> None:
-    """Completes the card, writes head and curves."""
-    from specjax.checkpoints.heads import save_head
-
+def finish(trained, log, arguments, command: str) -> None:
+    """Completes the card, writes what was trained and its curves."""
     about = {
         "command": command,
         "date": time.strftime("%Y-%m-%d"),
@@ -113,8 +172,8 @@ def finish(head, log, arguments, command: str) -> None:
         "licence": arguments.licence,
         "started_from": arguments.start,
     }
-    head.facts.update({name: value for name, value in about.items() if value})
-    save_head(head, arguments.output)
+    trained.facts.update({name: value for name, value in about.items() if value})
+    save_head(trained, arguments.output)
     work = pathlib.Path(arguments.work)
     (work / "curves.json").write_text(json.dumps(log, indent=1))
     draw_curves(log, work / "curves.svg")
@@ -135,10 +194,11 @@ def draw_curves(log: list[dict], path: pathlib.Path) -> None:
         entries = [entry for entry in log if entry["stage"] == stage]
         steps = [start + entry["step"] for entry in entries]
         for position in range(len(entries[0]["training_loss"])):
-            colour = f"C{position}"
-            left.plot(steps, [entry["training_loss"][position] for entry in entries], color=colour)
+            left.plot(steps, [entry["training_loss"][position] for entry in entries], color=f"C{position}")
+        # A draft model has one loss and is evaluated at several places.
+        for position in range(len(entries[0]["acceptance_by_position"])):
             label = f"token {position + 1}" if stage == stages[-1] else None
-            right.plot(steps, [entry["acceptance_by_position"][position] for entry in entries], color=colour, label=label)
+            right.plot(steps, [entry["acceptance_by_position"][position] for entry in entries], color=f"C{position}", label=label)
         start = steps[-1]
     left.set(xlabel="step", ylabel="training loss")
     right.set(xlabel="step", ylabel="accepted, held-out texts", ylim=(0, None))

@@ -10,6 +10,7 @@ import numpy as np
 import specjax
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
+from specjax.models.draft_layers import DraftConfig, DraftLayers
 from specjax.models.eagle_head import EagleConfig, EagleHead
 from specjax.models.medusa_heads import MedusaConfig, MedusaHeads
 from specjax.models.trained_head import TargetMark, TrainedHead
@@ -45,6 +46,23 @@ def cycling_target():
     )
 
 
+@functools.cache
+def layered_target():
+    """A model that goes through its tokens in a fixed order, a little swayed by its text; only its last layer knows the order."""
+    config = dataclasses.replace(CONFIG, width=32, mlp_width=23)
+    params = Decoder(config).init(jax.random.key(1), scale=0.13)
+    rows = np.linalg.qr(np.random.default_rng(2).normal(size=(config.width, config.width)))[0][: config.vocab_size]
+    order = np.random.default_rng(3).permutation(config.vocab_size)
+    # A neuron for each token, which writes the one that follows.
+    follows = np.zeros_like(rows)
+    follows[order] = rows[np.roll(order, -1)]
+    params["embedding"] = jnp.asarray(4 * rows, jnp.float32)
+    params["layers"][1]["mlp"] = {"gate_up": jnp.asarray(np.stack([rows, rows]), jnp.float32), "down": jnp.asarray(follows.T)}
+    return specjax.Model(
+        functions=Decoder(config), params=params, vocab_size=config.vocab_size, max_positions=config.max_positions, name="layered"
+    )
+
+
 def eagle_head(model=None, ids=IDS, feature_layers=(1, 2), scale=0.4):
     """An autoregressive head with random parameters."""
     model = target() if model is None else model
@@ -61,6 +79,14 @@ def medusa_heads(model=None, ids=IDS, num_heads=3, scale=0.1, **config):
     functions = MedusaHeads(MedusaConfig(*sizes, draft_vocab_size=None if ids is None else len(ids), **config))
     params = _random(functions.abstract_params(), scale)
     return TrainedHead(functions, params, TargetMark.of(model), (model.config.num_layers,), ids)
+
+
+def draft_layers(model=None, ids=IDS, num_layers=1, scale=0.4, **config):
+    """A distilled draft model with random parameters."""
+    model = target() if model is None else model
+    sizes = dataclasses.replace(model.config, num_layers=num_layers, **config)
+    functions = DraftLayers(DraftConfig(sizes, None if ids is None else len(ids)))
+    return TrainedHead(functions, _random(functions.abstract_params(), scale), TargetMark.of(model), (), ids)
 
 
 def _random(abstract, scale):

@@ -1,4 +1,4 @@
-"""Trained heads on disk: a folder with a card (JSON) and the parameters (Orbax). Nothing is ever unpickled."""
+"""Trained heads and draft models on disk: a folder with a card (JSON) and the parameters (Orbax). Nothing is ever unpickled."""
 
 import dataclasses
 import json
@@ -12,9 +12,7 @@ import orbax.checkpoint as ocp
 
 from specjax.checkpoints.shipped import shipped_folder
 from specjax.models.config import DecoderConfig, FrequencyFactors, Llama3RopeScaling, RopeConfig
-from specjax.models.eagle_head import EagleConfig, EagleHead
-from specjax.models.medusa_heads import MedusaConfig, MedusaHeads
-from specjax.models.trained_head import TargetMark, TrainedHead
+from specjax.models.trained_head import KINDS, TargetMark, TrainedHead
 from specjax.tree import DraftTree
 
 CARD = "card.json"
@@ -74,9 +72,10 @@ def load_head(source: str | Path) -> TrainedHead:
       ValueError: no trained head is called 'no-such-head'...
     """
     folder, card = _folder(source), read_card(source)
-    kind, config, dtype = card["kind"], card["config"], jnp.dtype(card["dtype"])
+    dtype = jnp.dtype(card["dtype"])
+    functions_type, config_type = KINDS[card["kind"]]
     try:
-        functions = MedusaHeads(MedusaConfig(**config)) if kind == "medusa" else EagleHead(_eagle_config(config))
+        functions = functions_type(_config_from_dict(config_type, card["config"]))
         target = TargetMark(**(card["target"] | {"sample": tuple(card["target"]["sample"])}))
         tree = None if card["tree"] is None else DraftTree(tuple(card["tree"]))
     except (TypeError, KeyError, ValueError) as error:
@@ -108,7 +107,7 @@ def heads_of(target: str) -> list[TrainedHead]:
 
 
 def find_head(kind: str, target: str) -> TrainedHead:
-    """The head of a kind ("medusa" or "eagle") that comes with the library for the model called ``target``.
+    """The head of a kind ("medusa", "eagle" or "draft") that comes with the library for the model called ``target``.
 
     Raises:
       ValueError: there is none.
@@ -152,8 +151,8 @@ def read_card(source: str | Path) -> dict:
     for name in ("kind", "dtype", "config", "target", "feature_layers", "tree", "facts"):
         if name not in card:
             raise ValueError(f"{path}: {name} is missing")
-    if card["kind"] not in ("medusa", "eagle"):
-        raise ValueError(f"{path}: kind is {card['kind']!r}; it must be medusa or eagle")
+    if card["kind"] not in KINDS:
+        raise ValueError(f"{path}: kind is {card['kind']!r}; it must be one of {', '.join(KINDS)}")
     return card
 
 
@@ -192,17 +191,24 @@ def check_arrays(path: Path, wanted, found) -> None:
 
 def _config_to_dict(config) -> dict:
     fields = dataclasses.asdict(config)
-    if isinstance(config, EagleConfig):
-        scaling = config.layer.rope.scaling
+    for name in _decoder_fields(type(config)):
+        scaling = getattr(config, name).rope.scaling
         if scaling is not None:
-            fields["layer"]["rope"]["scaling"] = {"kind": type(scaling).__name__, **dataclasses.asdict(scaling)}
+            fields[name]["rope"]["scaling"] = {"kind": type(scaling).__name__, **dataclasses.asdict(scaling)}
     return fields
 
 
-def _eagle_config(fields: dict) -> EagleConfig:
-    layer = dict(fields["layer"])
-    rope = dict(layer["rope"])
+def _config_from_dict(config_type, fields: dict):
+    return config_type(**fields | {name: _decoder_config(fields[name]) for name in _decoder_fields(config_type)})
+
+
+def _decoder_fields(config_type) -> list[str]:
+    return [field.name for field in dataclasses.fields(config_type) if field.type is DecoderConfig]
+
+
+def _decoder_config(fields: dict) -> DecoderConfig:
+    rope = dict(fields["rope"])
     if rope["scaling"] is not None:
         scaling = {name: tuple(value) if isinstance(value, list) else value for name, value in rope["scaling"].items()}
         rope["scaling"] = _SCALINGS[scaling.pop("kind")](**scaling)
-    return EagleConfig(**(fields | {"layer": DecoderConfig(**(layer | {"rope": RopeConfig(**rope)}))}))
+    return DecoderConfig(**fields | {"rope": RopeConfig(**rope)})

@@ -48,32 +48,56 @@ def _lookup_shape(argument):
 
 def _draft(argument, length, dtype, target):
     from specjax import load_model
+    from specjax.checkpoints.heads import load_head
     from specjax.drafters import draft_model
 
     del target
-    return draft_model(load_model(argument, dtype=dtype), **_given(length))
+    model = load_head(argument) if _is_trained(argument) else load_model(argument, dtype=dtype)
+    return draft_model(model, **_given(length))
 
 
 def _draft_shape(argument):
     from specjax.drafters import DraftModel
     from specjax.tree import DraftTree
 
-    del argument
-    return DraftTree.chain(1), DraftModel.law_choices
+    shape = DraftTree.chain(1), DraftModel.law_choices
+    if not _is_trained(argument):
+        return shape
+    tree, laws = _trained_shape("draft", argument)
+    return shape if tree.is_chain else (tree, laws)
+
+
+def _is_trained(argument):
+    """Whether a name or folder is that of something trained for a target, of any kind, and not of a model."""
+    from pathlib import Path
+
+    from specjax.checkpoints.heads import CARD, shipped_heads
+
+    return argument in shipped_heads() or (Path(argument).expanduser() / CARD).exists()
+
+
+def _trained_shape(kind, argument):
+    from specjax.checkpoints.heads import read_card
+    from specjax.drafters.tree_drafting import LAWS
+    from specjax.tree import DraftTree
+
+    card = read_card(argument)
+    if card["kind"] != kind:
+        raise ValueError(f"{argument} was trained as {card['kind']}: --drafter {card['kind']}={argument}")
+    tree = card["tree"]
+    return DraftTree.chain(1) if tree is None else DraftTree(tuple(tree)), LAWS
 
 
 def _head(kind):
     def make(argument, length, dtype, target):
-        from pathlib import Path
-
         from specjax import drafters
-        from specjax.checkpoints.heads import CARD, find_head, load_head
+        from specjax.checkpoints.heads import find_head, load_head
         from specjax.checkpoints.medusa_files import load_medusa
 
         del dtype
         if argument is None:
             head = find_head(kind, target.name)
-        elif kind == "medusa" and Path(argument).is_dir() and not (Path(argument) / CARD).exists():
+        elif _is_public(kind, argument):
             head = load_medusa(argument, target)
         else:
             head = load_head(argument)
@@ -84,22 +108,21 @@ def _head(kind):
 
 def _head_shape(kind):
     def shape(argument):
-        from pathlib import Path
-
-        from specjax.checkpoints.heads import CARD, read_card
         from specjax.drafters.tree_drafting import LAWS
         from specjax.tree import DraftTree
 
-        tree = None
-        public = kind == "medusa" and argument and Path(argument).is_dir() and not (Path(argument) / CARD).exists()
-        if argument is not None and not public:
-            card = read_card(argument)
-            if card["kind"] != kind:
-                raise ValueError(f"{argument} is a head of kind {card['kind']}: --drafter {card['kind']}={argument}")
-            tree = card["tree"]
-        return DraftTree.chain(1) if tree is None else DraftTree(tuple(tree)), LAWS
+        if argument is None or _is_public(kind, argument):
+            return DraftTree.chain(1), LAWS
+        return _trained_shape(kind, argument)
 
     return shape
+
+
+def _is_public(kind, argument):
+    """Whether a folder is a public checkpoint of Medusa heads."""
+    from pathlib import Path
+
+    return kind == "medusa" and Path(argument).is_dir() and not _is_trained(argument)
 
 
 def _given(length):

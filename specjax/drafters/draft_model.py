@@ -8,6 +8,7 @@ Its cache between rounds, with n committed tokens and K drafts (the newest draft
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +17,12 @@ from specjax.choices import Stream, coupled_draw
 from specjax.drafters.base import BoundDrafter, Context, check_num_speculative_tokens
 from specjax.drafters.draft_tree import DraftTreeModel, GrowingDraftModel
 from specjax.drafters.draw import most_likely, only_where, softened
+from specjax.drafters.heads import HeadDrafter
 from specjax.drafters.model_drafter import ModelDrafter
 from specjax.drafters.stopping import DraftStep, StopHook
 from specjax.drafters.tree_growing import check_growth
 from specjax.models.loaded import Model
+from specjax.models.trained_head import TrainedHead
 from specjax.row_trees import TreeBounds
 from specjax.tree import ROOT, Draft, DraftTree, Law
 
@@ -130,7 +133,7 @@ class DraftModel(ModelDrafter):
 
 
 def draft_model(
-    model: Model,
+    model: Model | TrainedHead,
     num_speculative_tokens: int | None = None,
     *,
     tree: DraftTree | TreeBounds | None = None,
@@ -143,37 +146,57 @@ def draft_model(
     tokens so far included), which raises acceptance; q is what came out of them, so the rules stay exact.
 
     Args:
-      model: any loaded model; its tokenizer is compared with the target's when a run starts.
-      num_speculative_tokens: K, draft tokens per round, 0 to 32; 4 if neither this nor a tree is given.
+      model: any loaded model, whose tokenizer is compared with the target's when a run starts; or a draft model that was
+        distilled from the target (:func:`specjax.load_head`, ``specjax.training``), which shares the target's embedding and
+        output matrix.
+      num_speculative_tokens: K, draft tokens per round, 0 to 32. If neither this nor a tree is given: 4, or the tree of a
+        distilled draft model's card.
       tree: a shape with branches instead of a chain; every inner node's children are drawn from the model's output there.
         With bounds instead, the tree is shaped for every row while it is drafted, of the tokens that are most likely (EAGLE-2, Li
         et al. 2024, arXiv:2406.16858).
       branching: with bounds, how many tokens behind a node become candidates, and how many nodes of a depth go on; at most 8 and
         no more than there are nodes unless given.
-      stop: ends drafts early, see ``specjax.drafters.stopping``; for chains.
+      stop: ends drafts early, see ``specjax.drafters.stopping``; for chains, and alone it asks for a chain of 4.
 
     Raises:
       ValueError: names the argument, its value and what would be right.
     """
-    if not isinstance(model, Model):
-        raise ValueError(f"draft_model: model is {model!r:.200}; it must be a specjax.Model (see specjax.load_model)")
-    settings = (model.functions, model.vocab_size, model.max_positions)
-    name = f"draft_model({model.name})"
+    settings, binding = _settings_and_binding(model)
     if stop is not None and (isinstance(stop, type) or not callable(stop)):
         raise ValueError(f"draft_model: stop is {stop!r}; it must be a hook such as specjax.drafters.StopAtEntropy()")
     if branching is not None and not isinstance(tree, TreeBounds):
         raise ValueError(f"draft_model: branching is {branching!r}; it is for trees within bounds (specjax.row_trees.TreeBounds)")
+    if tree is None and num_speculative_tokens is None and stop is None:
+        tree = getattr(model, "tree", None)
+        if tree is not None and tree.is_chain:
+            tree, num_speculative_tokens = None, tree.depth
     if tree is None:
         length = DEFAULT_LENGTH if num_speculative_tokens is None else num_speculative_tokens
-        length = check_num_speculative_tokens(length)
-        return BoundDrafter(DraftModel(*settings, length, stop), model.params, name=name, model=model)
+        return binding(DraftModel(*settings, check_num_speculative_tokens(length), stop))
     if num_speculative_tokens is not None:
         raise ValueError(f"draft_model: num_speculative_tokens is {num_speculative_tokens!r} beside a tree; give one of them")
     if stop is not None:
         raise ValueError(f"draft_model: stop is {stop!r} beside a tree; only chains can stop early")
     if isinstance(tree, TreeBounds):
-        grown = GrowingDraftModel(*settings, tree, check_growth("draft_model", tree, branching))
-        return BoundDrafter(grown, model.params, name=name, model=model)
+        return binding(GrowingDraftModel(*settings, tree, check_growth("draft_model", tree, branching)))
     if not isinstance(tree, DraftTree) or tree.num_nodes == 0:
         raise ValueError(f"draft_model: tree is {tree!r}; it must be a DraftTree of at least one draft node")
-    return BoundDrafter(DraftTreeModel(*settings, tree), model.params, name=name, model=model)
+    return binding(DraftTreeModel(*settings, tree))
+
+
+def _settings_and_binding(model):
+    """What every :class:`ModelDrafter` is told of the model, and what binds one to its parameters."""
+    if isinstance(model, Model):
+        settings = (model.functions, model.vocab_size, model.max_positions)
+        return settings, functools.partial(BoundDrafter, params=model.params, name=f"draft_model({model.name})", model=model)
+    if not isinstance(model, TrainedHead):
+        raise ValueError(f"draft_model: model is {model!r:.200}; it must be a specjax.Model (see specjax.load_model)")
+    if model.kind != "draft":
+        raise ValueError(
+            f"draft_model: model is a trained head of kind {model.kind}; it must be a distilled draft model, or a specjax.Model "
+            f"(specjax.drafters.{model.kind} takes this head)"
+        )
+    decoder = model.functions.config.decoder
+    name = f"draft_model({decoder.num_layers} layers for {model.target.name})"
+    settings = (model.functions, decoder.vocab_size, decoder.max_positions)
+    return settings, functools.partial(HeadDrafter, name=name, head=model)

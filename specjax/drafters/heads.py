@@ -1,4 +1,4 @@
-"""Trained heads as drafters: :func:`medusa` and :func:`eagle`."""
+"""Trained heads as drafters: :func:`medusa` and :func:`eagle`; a distilled draft model goes through ``draft_model``."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ class HeadDrafter(BoundDrafter):
     """A drafter whose parameters are a trained head's and, beside them, some of its target's.
 
     Attributes:
-      head: the trained head.
+      head: what was trained, of any kind.
     """
 
     head: TrainedHead | None = None

@@ -16,6 +16,7 @@ latter's rows those of a reduced vocabulary.
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +59,11 @@ class EagleConfig:
         """E, the target's width."""
         return self.layer.width
 
+    @property
+    def vocab_size(self) -> int:
+        """V of the target's logits."""
+        return self.layer.vocab_size
+
 
 class EagleModule(nnx.Module):
     """The head's layers. Use :class:`EagleHead`, which hides the module objects."""
@@ -99,6 +105,12 @@ class EagleHead:
     """
 
     config: EagleConfig
+    kind: ClassVar[str] = "eagle"
+
+    @property
+    def shared_names(self) -> tuple[str, ...]:
+        """The matrices of the target that it reads."""
+        return ("embedding", "output")
 
     @functools.lru_cache(maxsize=8)  # noqa: B019 - keyed by the config alone, holds shapes and no parameters
     def _structure(self, dtype):

@@ -17,6 +17,7 @@ or the target's.
 """
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +84,12 @@ class MedusaHeads:
     """
 
     config: MedusaConfig
+    kind: ClassVar[str] = "medusa"
+
+    @property
+    def shared_names(self) -> tuple[str, ...]:
+        """The matrices of the target that they read."""
+        return () if self.config.own_output else ("output",)
 
     def abstract_params(self, dtype=jnp.float32) -> dict:
         """The parameters' nested dict with a ``jax.ShapeDtypeStruct`` for each array."""

@@ -1,4 +1,4 @@
-"""A trained head with what it needs to know of its target."""
+"""A trained head or draft model with what it needs to know of its target."""
 
 import dataclasses
 from typing import Any
@@ -7,11 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.models.draft_layers import DraftConfig, DraftLayers
 from specjax.models.draft_vocabulary import check_vocabulary
-from specjax.models.eagle_head import EagleHead
+from specjax.models.eagle_head import EagleConfig, EagleHead
 from specjax.models.loaded import Model
-from specjax.models.medusa_heads import MedusaHeads
+from specjax.models.medusa_heads import MedusaConfig, MedusaHeads
 from specjax.tree import DraftTree
+
+KINDS = {"medusa": (MedusaHeads, MedusaConfig), "eagle": (EagleHead, EagleConfig), "draft": (DraftLayers, DraftConfig)}
+"""Functions and sizes of each kind of draft that is trained for a target.
+
+The functions have ``config``, ``kind``, ``shared_names``, ``abstract_params`` and ``init``; the sizes ``width``, ``vocab_size``
+and ``draft_vocab_size``."""
 
 NUM_SAMPLES = 32
 # Half precision rounds the same weights to within 0.4%; other weights differ by their own size.
@@ -76,13 +83,13 @@ class TargetMark:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainedHead:
-    """A head with its parameters and its target's mark.
+    """What was trained to draft for a target, with its parameters and its target's mark: heads, or a distilled draft model.
 
     Attributes:
-      functions: of the head.
+      functions: of one of the ``KINDS``.
       params: its own parameters.
       target: the mark of its target.
-      feature_layers: layers of the target that it reads.
+      feature_layers: layers of the target that it reads; a draft model reads none.
       ids: [R] int32, tokens that it knows, rising; None for all.
       tree: what to draft if nothing else is asked for.
       facts: how it was trained and what it reaches, for its card; plain values.
@@ -91,7 +98,7 @@ class TrainedHead:
       ValueError: parameters, vocabulary map or tree do not fit the head.
     """
 
-    functions: MedusaHeads | EagleHead
+    functions: MedusaHeads | EagleHead | DraftLayers
     params: Any = dataclasses.field(repr=False)
     target: TargetMark
     feature_layers: tuple[int, ...]
@@ -122,14 +129,13 @@ class TrainedHead:
 
     @property
     def kind(self) -> str:
-        """Either ``medusa`` or ``eagle``."""
-        return "medusa" if isinstance(self.functions, MedusaHeads) else "eagle"
+        """One of the ``KINDS``."""
+        return self.functions.kind
 
     @property
     def vocab_size(self) -> int:
         """V of the target's logits."""
-        config = self.functions.config
-        return config.vocab_size if self.kind == "medusa" else config.layer.vocab_size
+        return self.functions.config.vocab_size
 
     def params_in(self, dtype) -> dict:
         """The parameters as a head of this ``dtype`` has them; norms stay in at least float32."""
@@ -137,12 +143,12 @@ class TrainedHead:
         return jax.tree.map(lambda leaf, want: jnp.asarray(leaf, want.dtype), self.params, wanted)
 
     def shared(self, target: Model) -> dict:
-        """What the head reads of its target's parameters, in the target's dtype."""
-        matrix = target.functions.output_matrix(target.params)
+        """What the head reads of its target's parameters, in the target's dtype; whole matrices are the target's own arrays."""
         ids = None if self.ids is None else jnp.asarray(self.ids)
         shared = {"ids": ids}
-        if self.kind == "eagle":
+        if "embedding" in self.functions.shared_names:
             shared["embedding"] = target.functions.embedding_matrix(target.params)
-        if self.kind == "eagle" or not self.functions.config.own_output:
+        if "output" in self.functions.shared_names:
+            matrix = target.functions.output_matrix(target.params)
             shared["output"] = matrix if ids is None else matrix[ids]
         return shared

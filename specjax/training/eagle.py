@@ -16,11 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.models.decoder import attend, contract
-from specjax.models.eagle_head import EagleHead
+from specjax.models.decoder import attend
 from specjax.training.batches import TrainingBatch
-from specjax.training.losses import check_loss, distances, rank_of, weighted_mean
-from specjax.training.medusa import label_of
+from specjax.training.objective import Objective, check_depth
 
 
 def unrolled_mask(size: int, step: int) -> np.ndarray:
@@ -46,29 +44,23 @@ def behind_one(values: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class EagleObjective:
-    """What is minimised: the sum over steps of ``decay``^j times their loss.
+class EagleObjective(Objective):
+    """The sum over the steps of the unroll of their losses; depth d is step d.
 
     Attributes:
-      head: the head.
+      functions: :class:`specjax.models.eagle_head.EagleHead`.
       depth: steps of the unroll, the tokens that are drafted in a row.
-      loss: ``kl``, ``ce`` or ``tv``.
-      decay: weight of each step over the one before it.
     """
 
-    head: EagleHead
     depth: int = 3
-    loss: str = "kl"
-    decay: float = 0.8
 
     def __post_init__(self):
-        check_loss(self.loss, "EagleObjective")
-        if isinstance(self.depth, bool) or not isinstance(self.depth, int) or self.depth < 1:
-            raise ValueError(f"EagleObjective: depth is {self.depth!r}; it must be a whole number of at least 1")
+        super().__post_init__()
+        check_depth(self.depth, "EagleObjective")
 
     def unroll(self, params, shared, batch: TrainingBatch) -> list[jax.Array]:
         """The head's states [B, T, E] of every step; state t of step j guesses the token after t, t - j being the root."""
-        head, size = self.head, batch.tokens.shape[1]
+        head, size = self.functions, batch.tokens.shape[1]
         module = head.module(params)
         dtype = params["fuse"].dtype
         embedded = head.embed(shared, batch.tokens, dtype)
@@ -88,29 +80,7 @@ class EagleObjective:
             states = behind_one(made)
         return steps
 
-    def logits(self, params, shared, batch: TrainingBatch):
-        """The head's logits, for every step [B, T, R], and the target's own [B, T, R] at every place."""
-        hidden = batch.features[:, :, -1].astype(params["fuse"].dtype)
-        target = contract(hidden, shared["output"].astype(hidden.dtype), dtype=jnp.float32)
-        return [self.head.logits(params, shared, made) for made in self.unroll(params, shared, batch)], target
-
-    def __call__(self, params, shared: dict, batch: TrainingBatch) -> tuple[jax.Array, dict]:
-        """The loss, and by depth the loss and the share of places where the draft's best is the target's best."""
-        drafts, target = self.logits(params, shared, batch)
-        labels = label_of(batch.tokens, shared["ids"])
-        total, by_depth, top = 0.0, [], []
-        for step, draft in enumerate(drafts):
-            # The first places of a later step have no root before them.
-            there, wanted, weights = draft[:, step:-1], target[:, step:-1], batch.weights[:, step + 1 :]
-            loss = weighted_mean(distances(self.loss, there, wanted, labels[:, step + 1 :]), weights)
-            total = total + self.decay**step * loss
-            by_depth.append(loss)
-            top.append(weighted_mean(jnp.argmax(there, -1) == jnp.argmax(wanted, -1), weights))
-        return total, {"loss": jnp.stack(by_depth), "top_1": jnp.stack(top)}
-
-    def ranks(self, params, shared, batch: TrainingBatch) -> jax.Array:
-        """[B, depth, T] ranks of the tokens in the head's order; see :func:`specjax.training.replay.rank_texts`."""
-        drafts, _ = self.logits(params, shared, batch)
-        labels = label_of(batch.tokens, shared["ids"])
-        by_step = [rank_of(draft[:, :-1], labels[:, 1:]) for draft in drafts]
-        return jnp.stack([jnp.pad(ranks, ((0, 0), (1, 0))) for ranks in by_step], axis=1)
+    def guesses(self, params, shared: dict, batch: TrainingBatch) -> list[jax.Array]:
+        """See :meth:`Objective.guesses`; the first places of a later step have no root before them."""
+        steps = self.unroll(params, shared, batch)
+        return [self.functions.logits(params, shared, states[:, step:-1]) for step, states in enumerate(steps)]

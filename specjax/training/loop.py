@@ -6,7 +6,7 @@ import json
 import math
 import numbers
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -144,16 +144,17 @@ def train(
         state, shared = jax.device_put(state, everywhere), jax.device_put(shared, everywhere)
     place = _placement(mesh)
     start, first = time.perf_counter(), int(state.step)
-    seen: list[dict] = []
+    since_evaluation: list[dict] = []
     try:
-        for batch in _until(batches.from_step(first, settings.seed), settings.num_steps - first):
+        stream = batches.from_step(first, settings.seed)
+        for step, batch in zip(range(first + 1, settings.num_steps + 1), stream, strict=False):
             state, metrics = _train_step(objective, settings, state, shared, place(batch))
-            seen.append(metrics)
-            step = first + len(seen)
+            since_evaluation.append(metrics)
             last = step == settings.num_steps
             if step % settings.evaluate_every == 0 or last:
                 seconds = time.perf_counter() - start
-                entry = {"step": step, "seconds": round(seconds, 1), **_mean(seen[-settings.evaluate_every :])}
+                entry = {"step": step, "seconds": round(seconds, 1), **_mean(since_evaluation)}
+                since_evaluation.clear()
                 if evaluate is not None:
                     entry |= evaluate(state.params)
                 log.append(entry)
@@ -167,11 +168,6 @@ def train(
         if manager is not None:
             manager.close()
     return state.params, log
-
-
-def _until(batches: Iterator, count: int) -> Iterator:
-    for _, batch in zip(range(count), batches, strict=False):
-        yield batch
 
 
 def _placement(mesh: Mesh | None) -> Callable:

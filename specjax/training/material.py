@@ -84,6 +84,11 @@ class Material:
         return cls(model, batches["training"], batches["held_out"], tuple(feature_layers), ids)
 
     @property
+    def draft_vocab_size(self) -> int | None:
+        """R; None where the draft knows all tokens."""
+        return None if self.ids is None else len(self.ids)
+
+    @property
     def shared(self) -> dict:
         """What the objectives read of the target, in float32; see :class:`specjax.models.eagle_head.EagleHead`."""
         functions, params = self.model.functions, self.model.params

@@ -1,8 +1,12 @@
-"""From material to a trained head with its card's facts: one function for each kind of draft."""
+"""From material to a trained draft with its card's facts: one function for each kind, and what they share.
+
+Each chooses the functions that are trained, where they start, and the stages; :func:`train_stages` does the rest. Keywords beside
+a kind's own are those of :func:`train_stages`: ``start``, ``folder``, ``mesh`` and ``progress``.
+"""
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from specjax.models.draft_layers import DraftConfig, DraftLayers, layers_of
 from specjax.models.eagle_head import EagleConfig, EagleHead
 from specjax.models.medusa_heads import MedusaConfig, MedusaHeads
 from specjax.models.trained_head import TargetMark, TrainedHead
+from specjax.training.draft import DraftObjective
 from specjax.training.eagle import EagleObjective
 from specjax.training.loop import TrainingSettings, train
 from specjax.training.material import Material
 from specjax.training.medusa import MedusaObjective
+from specjax.training.objective import Objective
 from specjax.training.replay import Ranks, rank_texts
 from specjax.tree import DraftTree
 
@@ -34,7 +41,7 @@ def _ranks(objective, params, shared, batch):
 class Evaluation:
     """Acceptance on the held-out texts, by replay; calling it is what ``train`` wants."""
 
-    objective: Any
+    objective: Objective
     shared: dict
     material: Material
 
@@ -53,16 +60,7 @@ class Evaluation:
 
 
 def train_medusa(
-    material: Material,
-    settings: TrainingSettings,
-    *,
-    num_heads: int = 4,
-    num_blocks: int = 1,
-    loss: str = "kl",
-    start: TrainedHead | None = None,
-    folder: str | Path | None = None,
-    mesh: Mesh | None = None,
-    progress: Callable[[str], None] = print,
+    material: Material, settings: TrainingSettings, *, num_heads: int = 4, num_blocks: int = 1, loss: str = "kl", **run
 ) -> tuple[TrainedHead, list[dict]]:
     """Trains Medusa heads.
 
@@ -72,33 +70,20 @@ def train_medusa(
       num_heads: N.
       num_blocks: residual blocks of each head.
       loss: ``kl``, ``ce`` or ``tv``.
-      start: heads to go on from, on other texts; None is a fresh start.
-      folder: see :func:`specjax.training.loop.train`.
-      mesh: likewise.
-      progress: gets a line now and then.
+      run: see :func:`train_stages`.
 
     Returns:
       The heads and the log.
     """
-    vocab_size = material.model.logits.shape[-1]
-    size = None if material.ids is None else len(material.ids)
-    functions = MedusaHeads(MedusaConfig(material.model.config.width, vocab_size, num_heads, num_blocks, size))
-    params = functions.init(jax.random.key(settings.seed)) if start is None else _start(start, functions, material)
-    stages = [(MedusaObjective(functions, loss), settings)]
-    return _train(functions, params, stages, material, material.feature_layers[-1:], folder, mesh, progress)
+    width, vocab_size = material.model.config.width, material.model.logits.shape[-1]
+    functions = MedusaHeads(MedusaConfig(width, vocab_size, num_heads, num_blocks, material.draft_vocab_size))
+    stages = [(MedusaObjective(functions, loss=loss), settings)]
+    fresh = functions.init(jax.random.key(settings.seed))
+    return train_stages(material, fresh, stages, material.feature_layers[-1:], **run)
 
 
 def train_eagle(
-    material: Material,
-    settings: TrainingSettings,
-    *,
-    depth: int = 4,
-    first_steps: int = 0,
-    loss: str = "kl",
-    start: TrainedHead | None = None,
-    folder: str | Path | None = None,
-    mesh: Mesh | None = None,
-    progress: Callable[[str], None] = print,
+    material: Material, settings: TrainingSettings, *, depth: int = 4, first_steps: int = 0, loss: str = "kl", **run
 ) -> tuple[TrainedHead, list[dict]]:
     """Trains an autoregressive head.
 
@@ -108,41 +93,103 @@ def train_eagle(
       depth: steps of the unroll.
       first_steps: optimizer steps of a stage before it that guesses one token only, at a third of the cost.
       loss: ``kl``, ``ce`` or ``tv``.
-      start: a head to go on from, on other texts; None is a fresh start.
-      folder: see :func:`specjax.training.loop.train`.
-      mesh: likewise.
-      progress: gets a line now and then.
+      run: see :func:`train_stages`.
 
     Returns:
       The head and the log.
     """
     model = material.model
-    size = None if material.ids is None else len(material.ids)
     layer = dataclasses.replace(model.config, num_layers=1)
-    functions = EagleHead(EagleConfig(layer, len(material.feature_layers), size))
-    if start is None:
-        params = functions.init(jax.random.key(settings.seed))
-        # The norm that the target's output matrix was made for.
-        if "final_norm" in model.params:
-            params["final_norm"] = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), model.params["final_norm"])
-    else:
-        params = _start(start, functions, material)
-    stages = [(EagleObjective(functions, depth, loss), settings)]
+    functions = EagleHead(EagleConfig(layer, len(material.feature_layers), material.draft_vocab_size))
+    fresh = functions.init(jax.random.key(settings.seed))
+    # The norm that the target's output matrix was made for.
+    if "final_norm" in model.params:
+        fresh["final_norm"] = model.params["final_norm"]
+    stages = [(EagleObjective(functions, depth, loss=loss), settings)]
     if first_steps:
         first = dataclasses.replace(settings, num_steps=first_steps)
-        stages.insert(0, (EagleObjective(functions, 1, loss), first))
-    return _train(functions, params, stages, material, material.feature_layers, folder, mesh, progress)
+        stages.insert(0, (EagleObjective(functions, 1, loss=loss), first))
+    return train_stages(material, fresh, stages, material.feature_layers, **run)
 
 
-def _start(start: TrainedHead, functions, material: Material):
-    start.target.check(material.model, "start")
-    same_ids = (start.ids is None) == (material.ids is None) and (start.ids is None or np.array_equal(start.ids, material.ids))
-    if start.functions != functions or not same_ids:
-        raise ValueError(f"start is {start.functions}; this run's is {functions}, and both must know the same tokens")
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), start.params)
+def train_draft(
+    material: Material,
+    settings: TrainingSettings,
+    *,
+    layers: Sequence[int] | None = None,
+    depth: int = 4,
+    loss: str = "kl",
+    start: TrainedHead | None = None,
+    **run,
+) -> tuple[TrainedHead, list[dict]]:
+    """Distils a draft model: a few layers of the target between its own embedding and output matrix.
+
+    Args:
+      material: texts and states.
+      settings: how.
+      layers: of the target, which the draft's start as. None: those of ``start``, else the first and the last.
+      depth: tokens in a row that the evaluation drafts.
+      loss: ``kl``, ``ce`` or ``tv``.
+      start: see :func:`train_stages`.
+      run: likewise.
+
+    Returns:
+      The draft model and the log.
+
+    Raises:
+      ValueError: an index is not one of the target's layers, or layers are given beside a start.
+    """
+    model, size = material.model, material.draft_vocab_size
+    facts = {}
+    if start is None:
+        layers = sorted({0, model.config.num_layers - 1}) if layers is None else list(layers)
+        functions, fresh = layers_of(model, layers, size)
+        facts["layers"] = layers
+    else:
+        if layers is not None:
+            raise ValueError(f"train_draft: layers is {layers} beside a start, which has layers of its own; give one of them")
+        decoder = start.functions.config.decoder if start.kind == "draft" else model.config
+        functions, fresh = DraftLayers(DraftConfig(decoder, size)), None
+    stages = [(DraftObjective(functions, depth, loss=loss), settings)]
+    return train_stages(material, fresh, stages, (), facts, start=start, **run)
 
 
-def _train(functions, params, stages, material: Material, feature_layers, folder, mesh, progress):
+def train_stages(
+    material: Material,
+    fresh: Any,
+    stages: Sequence[tuple[Objective, TrainingSettings]],
+    feature_layers: Sequence[int],
+    facts: dict | None = None,
+    *,
+    start: TrainedHead | None = None,
+    folder: str | Path | None = None,
+    mesh: Mesh | None = None,
+    progress: Callable[[str], None] = print,
+) -> tuple[TrainedHead, list[dict]]:
+    """Trains one set of parameters by one objective after the other, evaluates it, and gathers its card's facts.
+
+    Args:
+      material: texts and states.
+      fresh: parameters of a fresh start.
+      stages: objectives with how each is trained; all train the same functions.
+      feature_layers: layers of the target that the result reads.
+      facts: more for the card.
+      start: what to go on from instead, on other texts; the same kind and sizes for the same target.
+      folder: see :func:`specjax.training.loop.train`.
+      mesh: likewise.
+      progress: gets a line now and then.
+
+    Returns:
+      What was trained, and the log.
+
+    Raises:
+      ValueError: ``start`` does not fit; names both.
+    """
+    functions = stages[-1][0].functions
+    if start is not None:
+        _check_start(start, functions, material)
+        fresh = start.params
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), fresh)
     shared, log = material.shared, []
     for number, (objective, settings) in enumerate(stages):
         place = None if folder is None else Path(folder) / f"stage_{number}"
@@ -160,13 +207,15 @@ def _train(functions, params, stages, material: Material, feature_layers, folder
         )
         log += [{"stage": number, **entry} for entry in entries]
     ranks = evaluation.ranks(params)
-    facts = material.facts() | {
+    facts = {
+        **material.facts(),
+        **(facts or {}),
         "stages": [{"loss": objective.loss, "depth": objective.depth, **dataclasses.asdict(s)} for objective, s in stages],
         "tokens_per_batch": material.training.tokens_per_batch,
         "held_out": {"texts": len(material.held_out.texts), **evaluation(params)},
         "accuracies": np.round(ranks.accuracies(RANKS), 4).tolist(),
     }
-    head = TrainedHead(
+    trained = TrainedHead(
         functions=functions,
         params=jax.device_get(params),
         target=TargetMark.of(material.model),
@@ -174,4 +223,11 @@ def _train(functions, params, stages, material: Material, feature_layers, folder
         ids=material.ids,
         facts=facts,
     )
-    return head, log
+    return trained, log
+
+
+def _check_start(start: TrainedHead, functions, material: Material) -> None:
+    start.target.check(material.model, "start")
+    same_ids = (start.ids is None) == (material.ids is None) and (start.ids is None or np.array_equal(start.ids, material.ids))
+    if start.functions != functions or not same_ids:
+        raise ValueError(f"start is {start.functions}; this run's is {functions}, and both must know the same tokens")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specjax.certificates import certify
-from specjax.drafters import eagle, medusa
+from specjax.drafters import draft_model, eagle, medusa
 from specjax.models.config import DecoderConfig
 from specjax.tree import DraftTree
 from tests import heads
@@ -16,6 +16,13 @@ FORK = DraftTree((-1, 0, 0, 1))
 IDS = np.array([0, 2], np.int32)
 
 
+KINDS = {
+    "eagle": (eagle, heads.eagle_head),
+    "medusa": (medusa, heads.medusa_heads),
+    "draft": (draft_model, heads.draft_layers),
+}
+
+
 @pytest.mark.parametrize(
     ("kind", "rule", "shape"),
     [
@@ -25,12 +32,14 @@ IDS = np.array([0, 2], np.int32)
         ("medusa", "token", {"num_speculative_tokens": 2}),
         ("medusa", "without_replacement", {"tree": FORK}),
         ("medusa", "membership", {"tree": FORK}),
+        ("draft", "token", {"num_speculative_tokens": 2}),
+        ("draft", "without_replacement", {"tree": FORK}),
     ],
 )
 def test_heads_change_no_distribution(kind, rule, shape):
     model = heads.target(config=CONFIG, dtype="float64")
-    head = heads.eagle_head(model, IDS) if kind == "eagle" else heads.medusa_heads(model, IDS)
-    certificate = certify(rule, target=model, drafter={"eagle": eagle, "medusa": medusa}[kind](head, **shape))
+    bind, make = KINDS[kind]
+    certificate = certify(rule, target=model, drafter=bind(make(model, IDS), **shape))
     assert certificate.lossless, certificate.counterexample
     assert certificate.max_error <= 1e-12
     assert certificate.expected_tokens > 1.1  # drafts are accepted

@@ -33,6 +33,7 @@ def folders(tmp_path_factory):
     )
     save_head(eagle, folder / "eagle", jnp.float32)
     save_head(heads.medusa_heads(num_blocks=2), folder / "medusa")
+    save_head(heads.draft_layers(scaled_target(), num_layers=2), folder / "draft", jnp.float32)
     return folder
 
 
@@ -45,6 +46,10 @@ def test_a_round_trip_changes_no_bit(folders):
     assert (loaded.target, loaded.feature_layers, loaded.tree) == (saved.target, saved.feature_layers, DraftTree((-1, 0, 0, 1)))
     assert loaded.ids.tolist() == heads.IDS.tolist()
     assert loaded.facts == {"licence": "Apache-2.0", "tokens": 5}
+    saved, loaded = heads.draft_layers(scaled_target(), num_layers=2), load_head(folders / "draft")
+    chex.assert_trees_all_equal(loaded.params, saved.params)
+    assert sorted(loaded.params) == ["final_norm", "layers"]
+    assert (loaded.functions, loaded.feature_layers, loaded.ids.tolist()) == (saved.functions, (), heads.IDS.tolist())
     saved, loaded = heads.medusa_heads(num_blocks=2), load_head(folders / "medusa")
     assert sorted(loaded.params["blocks"]) == [0, 1]
     halved = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), saved.params)
@@ -64,7 +69,7 @@ def edited(folders, tmp_path, name, change):
     ("name", "change", "message"),
     [
         ("medusa", lambda card: card.update(format=2), r"format is 2; this version reads 1"),
-        ("medusa", lambda card: card.update(kind="hydra"), r"kind is 'hydra'; it must be medusa or eagle"),
+        ("medusa", lambda card: card.update(kind="hydra"), r"kind is 'hydra'; it must be one of medusa, eagle, draft"),
         ("medusa", lambda card: card.pop("facts"), r"facts is missing"),
         (
             "medusa",
@@ -83,6 +88,16 @@ def edited(folders, tmp_path, name, change):
         ("eagle", lambda card: card.update(dtype="bfloat16"), r"is float32\[.*; the card says bfloat16"),
         ("eagle", lambda card: card.update(tree=[-1, 3]), r"card.json: DraftTree: node 1 has parent 3"),
         ("eagle", lambda card: card["target"].update(width=8), r"made for width 16 and 23 tokens, its target has width 8"),
+        (
+            "draft",
+            lambda card: card["config"]["decoder"].update(num_layers=1),
+            r"params: the array head.layers.1.\S+ belongs to no part",
+        ),
+        (
+            "draft",
+            lambda card: card["config"].update(draft_vocab_size=24),
+            r"DraftConfig: draft_vocab_size is 24",
+        ),
         ("eagle", lambda card: card["config"]["layer"]["rope"]["scaling"].update(kind="Odd"), r"card.json: 'Odd'"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 import specjax
 from specjax import SamplingParams
 from specjax.decoding import run_rounds
-from specjax.drafters import eagle, medusa
+from specjax.drafters import StopAtEntropy, draft_model, eagle, medusa
 from specjax.training.states import forced
 from specjax.tree import DraftTree
 from tests import hash_model, heads
@@ -130,12 +130,26 @@ def test_one_trace_for_all_lengths_and_rows():
     assert compiled._cache_size() <= before + 1
 
 
+def test_what_a_distilled_draft_model_drafts():
+    """Its card's tree, unless something else is asked for; a chain is drafted as one."""
+    trained = heads.draft_layers()
+    shaped = dataclasses.replace(trained, tree=TREE)
+    assert draft_model(shaped).functions.tree == TREE
+    assert draft_model(shaped, 2).functions.tree == DraftTree.chain(2)
+    assert draft_model(shaped, stop=StopAtEntropy()).functions.tree == DraftTree.chain(4)
+    chain = draft_model(dataclasses.replace(trained, tree=DraftTree.chain(3))).functions
+    assert (type(chain).__name__, chain.num_speculative_tokens) == ("DraftModel", 3)
+
+
 def test_bad_heads_trees_and_targets():
     head, many = heads.eagle_head(), heads.medusa_heads()
     for call, message in (
         (lambda: eagle(many), r"eagle: head is .*; it must be a trained autoregressive head"),
         (lambda: medusa(head), r"medusa: heads is .*; it must be trained Medusa heads"),
         (lambda: medusa("heads"), r"medusa: heads is 'heads'"),
+        (lambda: draft_model(head), r"model is a trained head of kind eagle; .*specjax.drafters.eagle takes this head"),
+        (lambda: eagle(heads.draft_layers()), r"eagle: head is .*; it must be a trained autoregressive head"),
+        (lambda: heads.draft_layers(width=8), r"draft of 'tiny': made for width 8 and 23 tokens, its target has width 16"),
         # Case 125.
         (lambda: medusa(many, tree=DraftTree.chain(5)), r"the tree is 5 deep; there are 3 heads, one for each depth"),
         (lambda: medusa(many, 4), r"the tree is 4 deep; there are 3 heads"),
@@ -160,6 +174,10 @@ def test_bad_heads_trees_and_targets():
     for message, config in others.items():
         with pytest.raises(ValueError, match=rf"eagle\(tiny\) was made for 'tiny' with {message}"):
             specjax.generate(heads.target(config=config), [[1]], drafter=eagle(head))
+    with pytest.raises(
+        ValueError, match=r"draft_model\(1 layers for tiny\) was made for 'tiny'; the target 'tiny' has .* other weights"
+    ):
+        specjax.generate(heads.target(seed=1), [[1]], drafter=draft_model(heads.draft_layers()))
     with pytest.raises(ValueError, match=r"has the same sizes and other weights"):
         specjax.generate(heads.target(seed=1), [[1]], drafter=medusa(many))
     with pytest.raises(ValueError, match=r"is a HashModel without embedding_matrix"):

@@ -7,8 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.models.draft_layers import layers_of
 from specjax.training.batches import TrainingBatch
+from specjax.training.draft import DraftObjective
 from specjax.training.eagle import EagleObjective
+from specjax.training.losses import NO_RANK
 from specjax.training.medusa import MedusaObjective
 from specjax.training.states import forced
 from tests import heads
@@ -55,13 +58,13 @@ def test_a_perfect_medusa_head_has_no_loss():
     objective = MedusaObjective(head.functions)
     batch = batch_of(head)
     shared = head.shared(heads.target())
-    _, target = objective.logits(head.params, shared, batch)
+    target = objective.target_logits(shared, batch)
 
     class Perfect(type(head.functions)):
         def logits(self, params, shared, hidden):
             return jnp.stack([jnp.roll(target, -k, axis=1) for k in (1, 2, 3)], axis=2)
 
-    perfect = dataclasses.replace(objective, heads=Perfect(head.functions.config))
+    perfect = dataclasses.replace(objective, functions=Perfect(head.functions.config))
     loss, metrics = perfect(head.params, shared, batch)
     assert abs(float(loss)) < 1e-6
     assert metrics["top_1"].tolist() == [1.0, 1.0, 1.0]
@@ -75,10 +78,31 @@ def test_a_perfect_medusa_head_has_no_loss():
         assert ranks[:, d, d + 2 :].tolist() == own[:, d + 1 :].tolist()
 
 
+def test_a_draft_model_that_is_its_target_has_no_loss():
+    """All layers of the target: the same logits at every place, and the target's own ranks at every depth."""
+    target = heads.target()
+    functions, params = layers_of(target, [0, 1], len(heads.IDS))
+    shared = {"embedding": target.params["embedding"], "output": target.params["embedding"][heads.IDS], "ids": heads.IDS}
+    shared = jax.tree.map(jnp.asarray, shared)
+    batch = batch_of(None)
+    objective = DraftObjective(functions, depth=3)
+    loss, metrics = objective(params, shared, batch)
+    assert abs(float(loss)) < 1e-5
+    assert metrics["top_1"].tolist() == [1.0]
+    ranks = np.asarray(objective.ranks(params, shared, batch))
+    own = np.asarray(objective.target_logits(shared, batch))
+    for row, tokens in enumerate(np.asarray(TOKENS)):
+        for place in range(1, len(tokens)):
+            known = np.flatnonzero(tokens[place] == heads.IDS)
+            rank = np.sum(own[row, place - 1] > own[row, place - 1, known]) if len(known) else NO_RANK
+            assert ranks[row, :, place].tolist() == [rank] * 3
+
+
 def test_weights_choose_the_tokens_that_count():
     for head, objective in (
         (heads.eagle_head(), EagleObjective(heads.eagle_head().functions, depth=2)),
         (heads.medusa_heads(), MedusaObjective(heads.medusa_heads().functions)),
+        (heads.draft_layers(), DraftObjective(heads.draft_layers().functions)),
     ):
         shared = head.shared(heads.target())
         only = jnp.zeros(TOKENS.shape).at[1, 7].set(1.0)
@@ -96,3 +120,5 @@ def test_bad_arguments():
         EagleObjective(functions, loss="mse")
     with pytest.raises(ValueError, match=r"EagleObjective: depth is 0"):
         EagleObjective(functions, depth=0)
+    with pytest.raises(ValueError, match=r"DraftObjective: depth is 1.5"):
+        DraftObjective(heads.draft_layers().functions, depth=1.5)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import chex
 import jax
@@ -9,14 +10,16 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.drafters import eagle, medusa
+from specjax.checkpoints.heads import load_head, save_head
+from specjax.drafters import draft_model, eagle, medusa
 from specjax.training.answers import write_answers
 from specjax.training.batches import Batches
+from specjax.training.draft import DraftObjective
 from specjax.training.eagle import EagleObjective
 from specjax.training.loop import TrainingSettings, train
 from specjax.training.material import Material
 from specjax.training.medusa import MedusaObjective
-from specjax.training.recipes import Evaluation, train_eagle, train_medusa
+from specjax.training.recipes import Evaluation, train_draft, train_eagle, train_medusa
 from specjax.training.states import StateStore
 from specjax.training.texts import Texts
 from tests import heads
@@ -25,15 +28,16 @@ SETTINGS = TrainingSettings(num_steps=40, learning_rate=3e-2, warmup_steps=5, ev
 QUIET = {"progress": lambda line: None}
 
 
-@pytest.fixture(scope="module")
-def material(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("material")
+def prepared(target, folder):
     random = np.random.default_rng(0)
     prompts = [random.integers(23, size=random.integers(1, 6)).tolist() for _ in range(48)]
-    texts = write_answers(heads.cycling_target(), prompts, folder / "answers", max_tokens=40, rows_at_once=24)
-    return Material.prepare(
-        heads.cycling_target(), texts, folder / "states", draft_vocab_size=20, held_out=0.2, tokens_per_batch=1024, **QUIET
-    )
+    texts = write_answers(target, prompts, folder / "answers", max_tokens=40, rows_at_once=24)
+    return Material.prepare(target, texts, folder / "states", draft_vocab_size=20, held_out=0.2, tokens_per_batch=1024, **QUIET)
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory):
+    return prepared(heads.cycling_target(), tmp_path_factory.mktemp("material"))
 
 
 @pytest.mark.parametrize(
@@ -62,6 +66,46 @@ def test_training_makes_drafts_that_are_accepted(material, train_head, objective
     assert [c.token_ids for c in drafts] == [c.token_ids for c in plain]
     rounds = sum(c.stats.num_drafts for c in drafts)
     assert sum(c.stats.num_accepted_tokens_per_pos[0] for c in drafts) / rounds > least - 0.15
+
+
+def test_a_draft_model_is_distilled_saved_and_used(tmp_path):
+    """The target's first layer, which knows nothing of what follows, learns it: from 0 accepted to more than 0.8."""
+    target = heads.layered_target()
+    material = prepared(target, tmp_path)
+    trained, log = train_draft(material, SETTINGS, layers=[0], depth=2, **QUIET)
+    before = Evaluation(DraftObjective(trained.functions), material.shared, material)
+    start = {name: target.params[name] for name in ("layers", "final_norm")}
+    assert before({**start, "layers": {0: start["layers"][0]}})["acceptance_by_position"][0] < 0.05
+    assert trained.facts["layers"] == [0]
+    assert trained.facts["held_out"]["acceptance_by_position"][0] > 0.8
+    assert len(log[-1]["acceptance_by_position"]) == 2
+    save_head(trained, tmp_path / "draft")
+    # What is stored is its own; the target's matrices are not.
+    card = json.loads((tmp_path / "draft" / "card.json").read_text())
+    assert (card["kind"], card["feature_layers"], card["config"]["decoder"]["num_layers"]) == ("draft", [], 1)
+    bound = draft_model(load_head(tmp_path / "draft"), 3)
+    shared = bound.params_for(target)["shared"]
+    assert shared["embedding"] is target.params["embedding"]
+    assert shared["output"].shape == (20, 32)
+    prompts = [material.held_out.texts.prompt(row).tolist() for row in range(4)]
+    params = specjax.SamplingParams(temperature=0, max_tokens=40)
+    plain = specjax.generate(target, prompts, params)
+    drafts = specjax.generate(target, prompts, params, bound)
+    assert [c.token_ids for c in drafts] == [c.token_ids for c in plain]
+    rounds = sum(c.stats.num_drafts for c in drafts)
+    assert sum(c.stats.num_accepted_tokens_per_pos[0] for c in drafts) / rounds > 0.6
+    # Further training starts from what was trained.
+    further, log = train_draft(material, SETTINGS, start=load_head(tmp_path / "draft"), depth=2, **QUIET)
+    assert further.functions == trained.functions
+    assert min(entry["acceptance_by_position"][0] for entry in log) > 0.8
+    for change, message in (
+        ({"layers": [2]}, r"layers is \(2,\); it must hold at least one of 0 to 1"),
+        ({"layers": [0], "start": trained}, r"layers is \[0\] beside a start"),
+        ({"start": heads.eagle_head(target)}, r"start is EagleHead.*; this run's is DraftLayers"),
+        ({"start": heads.draft_layers()}, r"start was made for 'tiny' with width 16; the target 'layered' has width 32"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train_draft(material, SETTINGS, **change, **QUIET)
 
 
 def test_a_run_that_is_interrupted_ends_with_the_same_bits(material, tmp_path):
