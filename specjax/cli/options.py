@@ -47,8 +47,8 @@ DrafterName = Annotated[
     typer.Option(
         "--drafter",
         metavar="NAME",
-        help="What proposes tokens: none, lookup (earlier text), draft=MODEL (a smaller model, or a folder that was trained), medusa "
-        "or eagle (trained heads; =FOLDER for your own), or auto: lookup, and behind it the trained head that pays here. "
+        help="What proposes tokens: none, lookup (earlier text), draft=MODEL (a smaller model, or a trained folder), medusa or "
+        "eagle (trained heads; =FOLDER for your own), or auto: lookup, and behind it the trained head that pays here. "
         "Joined by +, the next is asked where one proposes nothing: lookup+draft=MODEL.",
     ),
 ]

@@ -12,7 +12,6 @@ from specjax.choices import Choices, Stream
 from specjax.drafters.base import Context
 from specjax.tree import Law
 
-
 DRAWN = (Law.INDEPENDENT, Law.WITHOUT_REPLACEMENT)
 """Laws by which tokens are drawn from q."""
 
