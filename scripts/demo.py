@@ -4,7 +4,8 @@
     make demo [PROMPT='...']        (or: .venv/bin/python scripts/demo.py --help)
 
 Drafts come from prompt lookup: the last words of the text are looked for earlier in it, and what followed there is proposed. So
-it gains where an answer repeats its prompt or itself, as with the second built-in prompt, and can lose a little elsewhere.
+it gains where an answer repeats its prompt or itself, as with the second built-in prompt. Where it finds nothing, a trained head
+drafts, if verify passes are cheap enough on this machine for that to pay; what was chosen is said, and why.
 """
 
 import argparse
@@ -14,8 +15,11 @@ from rich.console import Console
 
 import specjax
 from specjax.checkpoints.download import DownloadError
+from specjax.checkpoints.heads import heads_of
 from specjax.cli.report import print_comparison, print_header, print_text
 from specjax.decoding import propose_seconds
+from specjax.decoding.auto import choose_drafter, measure_costs
+from specjax.drafters.base import sources_of
 
 console = Console(highlight=False)
 
@@ -25,7 +29,6 @@ REPEATING = """Correct the spelling in this text and write the whole text again.
 The old harbor master kept two books. In one he wrote every ship that came in, with its captain and its cargo. In the other he
 wrote the weather, the price of rope, and what the gulls were doing. When he retired, the town found that only the second book was
 useful."""
-DRAFT_LENGTH = 8
 
 
 def main() -> int:
@@ -39,28 +42,33 @@ def main() -> int:
         (arguments.prompt or "").encode()  # bytes that are no UTF-8 come from the shell as lone surrogates
         model = specjax.load_model(arguments.model)
         print_header(model, console)
+        heads = heads_of(model.name)
+        drafter, reason = choose_drafter(model, heads, measure_costs(model) if heads else None)
+        console.print(f"Drafter {drafter.name}: {reason}.", markup=False)
         if arguments.prompt is None:
-            answer(model, ORDINARY, arguments.max_tokens, "An ordinary prompt")
-            answer(model, REPEATING, arguments.max_tokens, "A prompt whose answer repeats it")
+            answer(model, drafter, ORDINARY, arguments.max_tokens, "An ordinary prompt")
+            answer(model, drafter, REPEATING, arguments.max_tokens, "A prompt whose answer repeats it")
         else:
-            answer(model, arguments.prompt, arguments.max_tokens, "Your prompt")
+            answer(model, drafter, arguments.prompt, arguments.max_tokens, "Your prompt")
     except (ValueError, OSError, DownloadError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def answer(model, prompt, max_tokens, title):
-    """Streams the answer without and with prompt lookup, then prints what that gained."""
+def answer(model, drafter, prompt, max_tokens, title):
+    """Streams the answer without and with speculation, then prints what that gained."""
     print(f"\n=== {title} ===\n{prompt.strip()}")
     messages = [{"role": "user", "content": prompt}]
     params = specjax.SamplingParams(temperature=0, max_tokens=max_tokens)
-    lookup = specjax.drafters.prompt_lookup(num_speculative_tokens=DRAFT_LENGTH)
     completions = []
-    for name, drafter in (("plain decoding", None), ("speculative decoding with prompt lookup", lookup)):
+    for name, used in (("plain decoding", None), (f"speculative decoding with {drafter.name}", drafter)):
         print(f"\n--- {name} ---")
-        completions.append(print_text(specjax.stream(model, messages, params, drafter=drafter), console))
-    print_comparison(*completions, DRAFT_LENGTH, propose_seconds(model, messages, params, lookup), console)
+        completions.append(print_text(specjax.stream(model, messages, params, drafter=used), console))
+    tree = drafter.functions.tree
+    # The published formula is for chains of one length; a stack drafts by turns.
+    length = tree.num_nodes if tree.is_chain and not sources_of(drafter.functions) else 0
+    print_comparison(*completions, length, propose_seconds(model, messages, params, drafter), console)
 
 
 if __name__ == "__main__":

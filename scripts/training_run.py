@@ -6,6 +6,7 @@ A script names the function that trains its kind of draft and what only that tak
 import argparse
 import json
 import pathlib
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -154,7 +155,7 @@ def prepare(arguments, start, check: Callable) -> tuple[Material, str]:
     )
     # No folder of this machine in the card.
     names = [path.name if path.is_absolute() or path.exists() else str(path) for path in map(pathlib.Path, sys.argv)]
-    return material, " ".join(["python", f"scripts/{names[0]}", *names[1:]])
+    return material, shlex.join(["python", f"scripts/{names[0]}", *names[1:]])
 
 
 def mesh():

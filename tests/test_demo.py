@@ -28,7 +28,8 @@ def test_one_prompt_is_answered_without_and_with_speculation(demo, chat_model): 
     parts = printed.out.split("---")
     assert "--abc $abc `abc`" in printed.out
     assert "plain decoding" in printed.out
-    assert "prompt lookup" in printed.out
+    assert "Drafter prompt_lookup: no trained head is known for" in printed.out
+    assert "speculative decoding with prompt_lookup" in printed.out
     assert "tokens per second" in parts[-1]
     assert "Measured speedup" in parts[-1]
 

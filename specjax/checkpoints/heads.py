@@ -45,6 +45,8 @@ def save_head(head: TrainedHead, folder: str | Path, dtype=jnp.bfloat16) -> Path
         tree["ids"] = jnp.asarray(head.ids, jnp.int32)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(unfinished / PARAMS, tree)
+    # It names the folder that it was written in, and nobody reads it on a file system.
+    (unfinished / PARAMS / "commit_success.txt").unlink(missing_ok=True)
     card = {
         "format": FORMAT,
         "kind": head.kind,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from specjax.checkpoints.heads import load_head, save_head
+from specjax.checkpoints.heads import heads_of, load_head, save_head, shipped_heads
 from specjax.checkpoints.medusa_files import load_medusa
 from specjax.models.config import Llama3RopeScaling, RopeConfig
 from specjax.tree import DraftTree
@@ -202,3 +202,21 @@ def test_public_medusa_files_that_do_not_fit(tmp_path):
         load_medusa(tmp_path / "pickled", target)
     with pytest.raises(ValueError, match=r"there is no config.json"):
         load_medusa(tmp_path, target)
+
+
+def test_nothing_in_a_folder_tells_where_it_was_written(tmp_path):
+    folder = save_head(heads.eagle_head(), tmp_path / "head")
+    told = [path for path in folder.rglob("*") if path.is_file() and str(tmp_path).encode() in path.read_bytes()]
+    assert not told
+
+
+def test_what_ships_is_small_and_tells_how_it_was_made():
+    shipped = shipped_heads()
+    assert "smollm2-135m-instruct-eagle" in shipped
+    sizes = {name: sum(path.stat().st_size for path in folder.rglob("*")) for name, folder in shipped.items()}
+    assert max(sizes.values()) <= 12e6
+    assert sum(sizes.values()) <= 30e6
+    for head in heads_of("smollm2-135m-instruct"):
+        needed = {"command", "data", "licence", "training_tokens", "stages", "target_sha256", "vocabulary_coverage", "accuracies"}
+        assert needed | {"evaluation"} <= head.facts.keys()
+        assert head.facts["evaluation"]["tokens_per_round"]["chain of 4"] > 1.6
