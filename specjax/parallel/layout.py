@@ -86,9 +86,11 @@ class MeshLayout:
         def shape(leaf, sharding):
             key = (id(leaf), sharding)
             if key not in shapes:
-                shapes[key] = jax.ShapeDtypeStruct(sharding.shard_shape(leaf.shape), leaf.dtype)
+                # NumPy's own dtypes may be wider than those that JAX has on.
+                dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+                shapes[key] = jax.ShapeDtypeStruct(sharding.shard_shape(leaf.shape), dtype)
                 there = isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
-                held[key] = there * math.prod(shapes[key].shape) * leaf.dtype.itemsize
+                held[key] = there * math.prod(shapes[key].shape) * dtype.itemsize
             return shapes[key]
 
         local = jax.tree.map(shape, params, self.shardings(program, Place.PARAMS, params))
