@@ -180,8 +180,8 @@ def spread_round(program: Round, mesh: Mesh) -> Round:
       ...               max_positions=32)
       >>> program, params, _ = compose(model, None, "auto", greedy=True, allow_lossy=False)
       >>> program = spread_round(program, make_mesh(data=1))
-      >>> place_params(program, params).target["embedding"].sharding.spec
-      PartitionSpec()
+      >>> place_params(program, params).target["embedding"].sharding.mesh.axis_names
+      ('data', 'model')
     """
     return dataclasses.replace(program, target=shard_functions(program.target, sizes_of(mesh).model), layout=MeshLayout(mesh))
 
