@@ -103,13 +103,11 @@ def batch(
         "sampling": json.loads(json.dumps(dataclasses.asdict(defaults))),
     }
     made = make_drafter(parts, num_speculative_tokens, dtype, target, rule)
-    written = BatchOutput(output, job, lines, keep_order)
-    try:
-        print_header(target)
-        say = STANDARD_ERROR.print
-        if written.num_answered:
-            say(f"{output} has {written.num_answered} of {lines.num_inputs} answers already; going on.", markup=False)
-        with specjax.Engine(
+    print_header(target)
+    say = STANDARD_ERROR.print
+    # The engine first: settings that make none must not leave an output behind that belongs to them.
+    with (
+        specjax.Engine(
             target,
             drafter=made,
             rule=rule,
@@ -118,13 +116,15 @@ def batch(
             max_logprobs=max_logprobs,
             allow_lossy=allow_lossy,
             mesh=devices,
-        ) as engine:
-            say(str(engine.memory), markup=False)
-            chat = not raw and has_chat_template(target)
-            with _Display(lines.num_inputs, written.num_answered) as display, _finish_on_interrupt(say) as stopping:
-                done = run_batch(engine, lines, written, defaults, chat=chat, progress=display.show, stop=lambda: bool(stopping))
-    finally:
-        written.close()
+        ) as engine,
+        contextlib.closing(BatchOutput(output, job, lines, keep_order)) as written,
+    ):
+        if written.num_answered:
+            say(f"{output} has {written.num_answered} of {lines.num_inputs} answers already; going on.", markup=False)
+        say(str(engine.memory), markup=False)
+        chat = not raw and has_chat_template(target)
+        with _Display(lines.num_inputs, written.num_answered) as display, _finish_on_interrupt(say) as stopping:
+            done = run_batch(engine, lines, written, defaults, chat=chat, progress=display.show, stop=lambda: bool(stopping))
     if as_json:
         print(json.dumps(done.to_dict() | {"output": str(output)}))
     _summary(done, output, say)

@@ -222,6 +222,8 @@ def test_calls_that_begin_no_job(specjax_command, chat_model, tmp_path, monkeypa
     assert outcome.code in (1, 2)
     assert message in outcome.err
     assert (tmp_path / "other.txt").read_text() == "mine"
+    # Nothing is left that a better call would have to belong to.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.jsonl", "in.jsonl", "other.txt"]
     assert (tmp_path / "in.jsonl").read_text() == '{"prompt": "a"}\n'
 
 

@@ -1,6 +1,5 @@
 """The drafter that pays: by the costs of a machine, not by name."""
 
-import numpy as np
 import pytest
 
 import specjax
@@ -77,4 +76,4 @@ def test_what_is_chosen_decodes_as_plain_decoding():
     params = specjax.SamplingParams(temperature=0.0, max_tokens=16)
     plain, ours = (specjax.generate(MODEL, [[1, 2, 3], [4]], params, d) for d in (None, drafter))
     assert [c.token_ids for c in ours] == [c.token_ids for c in plain]
-    assert np.isfinite(ours[0].stats.mean_acceptance_length)
+    assert all(c.stats.num_draft_tokens > 0 for c in ours)

@@ -53,12 +53,13 @@ def test_a_stream_gives_the_text_as_it_comes_beside_other_requests():
         other = e.submit(request([9]))
         id = e.submit(request([5], stop=["ca"], max_tokens=30))
         pieces = list(e.stream(id))
-        (rest,) = e.drain() or [None]
+        (rest,) = e.drain()
         (alone,) = specjax.generate(TARGET, [[5]], dataclasses.replace(GREEDY, stop=["ca"], max_tokens=30))
     assert pieces[-1].completion.text == "".join(piece.text for piece in pieces) == alone.text
     assert len([piece for piece in pieces if piece.text]) > 1
     assert [token for piece in pieces for token in piece.token_ids] == alone.token_ids
-    assert rest is None or rest.prompt_index == other
+    assert rest.prompt_index == other
+    assert rest.token_ids == tiny.greedy(TABLE, [9], 12)
 
 
 def test_a_stream_that_is_asked_for_late_has_all_the_text():
