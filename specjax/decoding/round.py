@@ -24,6 +24,7 @@ import numpy as np
 
 from specjax.choices import Choices, KeyedChoices
 from specjax.decoding.layout import ONE_DEVICE, Layout, Place, any_row
+from specjax.decoding.outcome import count, emitted_tokens, gather, overlap_on_path, path_nodes
 from specjax.decoding.state import (
     NO_TOKEN,
     Counters,
@@ -32,7 +33,6 @@ from specjax.decoding.state import (
     Finish,
     Parameters,
     RoundInfo,
-    SourceCounters,
     TokenLogprobs,
 )
 from specjax.drafters.base import Context, Drafter, sources_of
@@ -117,7 +117,7 @@ class Round:
         start = state.cache.lengths
         counts = jnp.clip(state.lengths - 1 - start, 0, self.prefill_width)
         places = start[:, None] + jnp.arange(self.prefill_width)[None, :]
-        output = self.target.apply(params.target, _gather(state.tokens, places), places, state.cache, None)
+        output = self.target.apply(params.target, gather(state.tokens, places), places, state.cache, None)
         nodes = jnp.broadcast_to(jnp.arange(self.prefill_width), places.shape)
         # The pass has read the cache before it is written to: the compiler needs no copy of it.
         output, cache = jax.lax.optimization_barrier((output, state.cache))
@@ -126,11 +126,11 @@ class Round:
         # call the token at position 0, which no feature comes before.
         places = state.observed[:, None] + jnp.arange(self.prefill_width + 1)[None, :]
         before = places - 1 - start[:, None]
-        features = _gather(output.features, jnp.clip(before, 0, self.prefill_width - 1))
+        features = gather(output.features, jnp.clip(before, 0, self.prefill_width - 1))
         features = jnp.where((before >= 0)[..., None, None], features, 0)
         observed = start + counts + 1
         drafter = self.drafter.observe(
-            params.drafter, state.drafter, _gather(state.tokens, places), features, observed - state.observed
+            params.drafter, state.drafter, gather(state.tokens, places), features, observed - state.observed
         )
         return state.replace(cache=cache, drafter=drafter, observed=observed)
 
@@ -195,12 +195,12 @@ class Round:
         # All that is left of the vocabularies are a few numbers per node.
         verdict, (broken, common, logprobs) = self.layout.verdict((verdict, findings), state.lengths.shape[0])
 
-        path_nodes = _path_nodes(verdict)
-        emitted = _emitted_tokens(draft, verdict)
+        nodes = path_nodes(verdict)
+        emitted = emitted_tokens(draft, verdict)
         counts, finish = self._ends(state, emitted, verdict, broken)
-        cache = state.cache.commit(block, path_nodes, counts)
+        cache = state.cache.commit(block, nodes, counts)
         # The feature before an emitted token is that of the node whose output it was drawn from.
-        drafter = self.drafter.observe(params.drafter, drafter, emitted, _gather(features, path_nodes), counts)
+        drafter = self.drafter.observe(params.drafter, drafter, emitted, gather(features, nodes), counts)
         place = jnp.arange(emitted.shape[1])[None, :]
         written = jnp.where(place < counts[:, None], state.lengths[:, None] + place, state.tokens.shape[1])
         tokens = state.tokens.at[jnp.arange(emitted.shape[0])[:, None], written].set(emitted, mode="drop")
@@ -216,7 +216,7 @@ class Round:
             cache=cache,
             observed=state.observed + counts,
             drafter=drafter,
-            counters=_count(state, draft, verdict, common, counts),
+            counters=count(state, draft, verdict, common, counts),
         )
         drafted = self.layout.in_total(jnp.sum(draft.valid, dtype=jnp.int32))
         return state, RoundInfo(jnp.where(place < counts[:, None], emitted, NO_TOKEN), counts, drafted, logprobs)
@@ -231,8 +231,8 @@ class Round:
         check_verdict(self.rule, verdict, draft)
         logprobs = None
         if logits is not None:
-            logprobs = self._token_logprobs(_gather(logits, _path_nodes(verdict)), _emitted_tokens(draft, verdict))
-        return verdict, (has_nan(log_probs), _overlap_on_path(draft, verdict, log_probs), logprobs)
+            logprobs = self._token_logprobs(gather(logits, path_nodes(verdict)), emitted_tokens(draft, verdict))
+        return verdict, (has_nan(log_probs), overlap_on_path(draft, verdict, log_probs), logprobs)
 
     def _verify_pass(self, params, state: DecodingState, draft: Draft, distribution: PathDistribution):
         """Target log-probabilities [J, T, V], logits [J, T, V], features [B, T, F, E] and block of the root and all draft nodes.
@@ -296,7 +296,7 @@ class Round:
         place = jnp.arange(emitted.shape[1])[None, :]
         counts = jnp.where(state.running, verdict.num_accepted + 1, 0)
         # Every token was drawn from the output of the node before it. The first that came from a NaN ends the row.
-        from_nan = _gather(broken, _path_nodes(verdict)) & (place < counts[:, None])
+        from_nan = gather(broken, path_nodes(verdict)) & (place < counts[:, None])
         broken = jnp.any(from_nan, axis=1)
         counts = jnp.where(broken, jnp.argmax(from_nan, axis=1), counts)
         ends = jnp.any(emitted[:, :, None] == state.stop_token_ids[:, None, :], axis=-1) & (place < counts[:, None])
@@ -337,12 +337,6 @@ class Round:
         return state, DispatchInfo(tokens, state.finish, rounds, drafted, logprobs)
 
 
-def _gather(values: jax.Array, places: jax.Array) -> jax.Array:
-    """[B, C, ...] the entries of ``values`` [B, S, ...] at ``places`` [B, C]; places behind the end repeat the last."""
-    places = jnp.clip(places, 0, values.shape[1] - 1)
-    return jnp.take_along_axis(values, places.reshape(places.shape + (1,) * (values.ndim - 2)), axis=1)
-
-
 def _follow(tree: DraftTree | RowTrees, nodes: tuple[int, ...]) -> bool:
     """Whether each of ``nodes`` is known to be the child of the one before."""
     if isinstance(tree, RowTrees):
@@ -362,82 +356,6 @@ def _spread_to(nodes: tuple[int, ...], values: jax.Array, wanted: jax.ShapeDtype
             place[list(nodes)] = np.arange(len(nodes))
             values = jnp.take(values, place, axis=axis)
     return values
-
-
-def _path_nodes(verdict: Verdict) -> jax.Array:
-    """[B, depth + 1] the root and the accepted nodes: those whose outputs the emitted tokens were drawn from."""
-    return jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=ROOT)
-
-
-def _emitted_tokens(draft: Draft, verdict: Verdict) -> jax.Array:
-    """[B, depth + 1] accepted tokens, then the correction or bonus token; the rest repeats it."""
-    depth = draft.tree.depth
-    place = jnp.arange(depth + 1)[None, :]
-    accepted = jnp.where(verdict.path > ROOT, _gather(draft.tokens, verdict.path - 1), 0) if depth else verdict.path
-    accepted = jnp.pad(accepted, ((0, 0), (0, 1)))
-    return jnp.where(place < verdict.num_accepted[:, None], accepted, verdict.next_token[:, None]).astype(jnp.int32)
-
-
-def _overlap(target, proposed):
-    """[...] sum(min(p, q)) of log-probabilities [..., V]."""
-    return jnp.sum(jnp.exp(jnp.minimum(target, proposed)), axis=-1)
-
-
-def _overlap_on_path(draft: Draft, verdict: Verdict, log_probs) -> jax.Array | None:
-    """[B, depth] by depth the overlap at the node of the accepted path whose children are looked at; None without q."""
-    tree = draft.tree
-    if tree.num_nodes == 0 or draft.parent_log_probs is None:
-        return None
-    nodes = _path_nodes(verdict)[:, :-1]
-    inner, rows = tree.inner_nodes, jnp.asarray(tree.inner_index)[nodes]
-    if len(inner) <= tree.depth:
-        # A chain, where gathering rows first would cost more than it saves.
-        return _gather(_overlap(log_probs[:, jnp.asarray(inner)], draft.parent_log_probs), rows)
-    return _overlap(_gather(log_probs, nodes), _gather(draft.parent_log_probs, rows))
-
-
-def _count(state: DecodingState, draft: Draft, verdict: Verdict, common, counts) -> Counters:
-    counters, tree = state.counters, draft.tree
-    took_part = state.running & (counts > 0)
-    accepted = jnp.minimum(verdict.num_accepted, counts)
-    by_depth = (jnp.arange(tree.depth)[None, :] < accepted[:, None]) & took_part[:, None]
-    num_tested, overlap = jnp.zeros_like(counters.num_tested_per_pos), jnp.zeros_like(counters.overlap_per_pos)
-    if tree.num_nodes:
-        # By depth the node of the accepted path whose children are looked at.
-        place, nodes = jnp.arange(tree.depth)[None, :], _path_nodes(verdict)[:, :-1]
-        parents = jnp.atleast_2d(jnp.asarray(tree.parents, jnp.int32))[:, 1:]
-        is_child = parents[:, None, :] == nodes[:, :, None]
-        # Not behind an end token: what was accepted there is not emitted and not counted either.
-        there = (place <= verdict.num_accepted[:, None]) & (place < counts[:, None])
-        tested = there & jnp.any(draft.valid[:, None, :] & is_child, axis=-1)
-        num_tested = tested.astype(jnp.int32)
-        if common is not None:
-            overlap = jnp.where(tested, common, 0)
-    drafted = jnp.where(took_part, jnp.sum(draft.valid, axis=1, dtype=jnp.int32), 0)
-    return Counters(
-        num_drafts=counters.num_drafts + took_part,
-        num_draft_tokens=counters.num_draft_tokens + drafted,
-        num_accepted_tokens_per_pos=counters.num_accepted_tokens_per_pos + by_depth,
-        num_tested_per_pos=counters.num_tested_per_pos + num_tested,
-        overlap_per_pos=counters.overlap_per_pos + overlap,
-        by_source=_count_source(counters.by_source, draft.source, took_part, drafted, accepted, counts),
-    )
-
-
-def _count_source(counters: SourceCounters, source, took_part, drafted, accepted, counts) -> SourceCounters:
-    if source is None:
-        return counters
-    is_source = (source[:, None] == jnp.arange(counters.num_drafts.shape[1])[None, :]) & took_part[:, None]
-
-    def added(counter, values):
-        return counter + jnp.where(is_source, values[:, None], 0)
-
-    return SourceCounters(
-        num_drafts=counters.num_drafts + is_source,
-        num_draft_tokens=added(counters.num_draft_tokens, drafted),
-        num_accepted_tokens=added(counters.num_accepted_tokens, accepted),
-        num_tokens=added(counters.num_tokens, counts),
-    )
 
 
 @functools.partial(jax.jit, static_argnames="program", donate_argnames="state")

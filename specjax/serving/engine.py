@@ -35,7 +35,7 @@ from specjax.sampling.allowed_tokens import AllowedTokens
 from specjax.sampling.params import MAX_LOGPROBS, SamplingArrays, SamplingParams
 from specjax.sampling.path import LogitsProcessor
 from specjax.serving.device import Arrivals, admit, check_rows, empty_state, prefill_rows, run_slots
-from specjax.serving.memory import MemoryPlan, megabytes, plan_memory
+from specjax.serving.memory import MemoryPlan, check_whole, fit_slots
 from specjax.serving.metrics import EngineMetrics, Meter
 from specjax.serving.requests import Job, QueueFull, Request, Room, check_request
 from specjax.serving.schedule import MAX_PREFILLS, Slot, check_schedule, draft_depth, filling_order, next_prefill, pass_rows
@@ -45,10 +45,6 @@ LOG = logging.getLogger(__name__)
 
 DEFAULT_CAPACITY = 1024
 """Tokens of a slot, where the model has so many positions."""
-
-AUTO_SLOTS = {"cpu": 16}
-"""The most slots that "auto" takes, by platform; ``MOST_SLOTS`` on others."""
-MOST_SLOTS = 128
 
 MOST_ARRIVALS = 8
 """Requests that move in with one call."""
@@ -154,7 +150,7 @@ class Engine:
             ("max_logprobs", max_logprobs, 0),
         ):
             if value is not None:
-                _check_whole(name, value, least)
+                check_whole(name, value, least)
         if max_logprobs is not None and max_logprobs > MAX_LOGPROBS:
             raise ValueError(f"Engine: max_logprobs is {max_logprobs}; it must be None or from 0 to {MAX_LOGPROBS}")
         num_logprobs = None if max_logprobs is None else next(size for size in LOGPROBS_SIZES if max_logprobs <= size)
@@ -177,7 +173,7 @@ class Engine:
         self._program = dataclasses.replace(program, rounds_per_dispatch=rounds_per_dispatch, depths=depths)
         if capacity is None:
             capacity = min(DEFAULT_CAPACITY, model.max_positions)
-        _check_whole("capacity", capacity, 2)
+        check_whole("capacity", capacity, 2)
         if capacity > model.max_positions:
             raise ValueError(f"Engine: capacity is {capacity}; model {model.name!r} has {model.max_positions} positions")
         self._model = model
@@ -187,7 +183,7 @@ class Engine:
             biases=max_logit_bias,
             logprobs=max_logprobs,
         )
-        self.memory: MemoryPlan = self._plan(params, slots, memory_limit)
+        self.memory: MemoryPlan = fit_slots(self._program, params, slots, self._room, memory_limit, self._parts)
         """What the engine needs; made before anything was allocated."""
         LOG.info("%s", self.memory)
         self._params = params if mesh is None else place_params(self._program, params)
@@ -445,37 +441,6 @@ class Engine:
 
     # ---------------------------------------------------------------- parts of a step
 
-    def _plan(self, params, slots, limit) -> MemoryPlan:
-        plan = functools.partial(plan_memory, self._program, params)
-        if slots == "auto":
-            most = AUTO_SLOTS.get(jax.default_backend(), MOST_SLOTS)
-            sizes = [self._parts << power for power in range(most.bit_length() - 1, -1, -1)]
-            plans = (plan(slots=size, room=self._room, limit=limit) for size in sizes)
-            fitting = next((p for p in plans if p.fits), None)
-            slots = fitting.slots if fitting else self._parts
-        _check_whole("slots", slots, 1, 'or "auto"')
-        if slots % self._parts:
-            raise ValueError(f"Engine: slots is {slots}, and mesh has data={self._parts}: the slots must be a multiple of it")
-        made = plan(slots=slots, room=self._room, limit=limit)
-        if made.fits:
-            return made
-        raise ValueError(f"Engine: {made} do not fit; {self._what_would_fit(plan, made, limit)}")
-
-    def _what_would_fit(self, plan, made: MemoryPlan, limit) -> str:
-        fewer = _largest(
-            made.slots // self._parts,
-            lambda size: plan(slots=size * self._parts, room=self._room, limit=limit).fits,
-        )
-        shorter = _largest(
-            made.capacity,
-            lambda size: plan(slots=made.slots, room=dataclasses.replace(self._room, capacity=size), limit=limit).fits,
-        )
-        ways = [f"{fewer * self._parts} slots of {made.capacity} tokens"] if fewer >= 1 else []
-        ways += [f"{made.slots} slots of {shorter} tokens"] if shorter >= 2 else []
-        if ways:
-            return f"{' or '.join(ways)} would"
-        return f"the weights take {megabytes(made.weights)} already, and not even one slot fits beside them"
-
     def _reading(self, width: int | None):
         """The program that reads prompts: it does not depend on what rounds report, nor on how many there are."""
         program = dataclasses.replace(self._program, num_logprobs=None, rounds_per_dispatch=1, depths=())
@@ -626,18 +591,3 @@ class Engine:
 @functools.partial(jax.jit, static_argnums=(0, 2, 3, 4, 5))
 def _new_state(program, params, slots, capacity, num_stop_ids, biases):
     return empty_state(program, params, slots, capacity, num_stop_ids, biases)
-
-
-def _check_whole(name: str, value, least: int, otherwise: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        right = f"a whole number of at least {least} {otherwise}".strip()
-        raise ValueError(f"Engine: {name} is {value!r}; it must be {right}")
-
-
-def _largest(most: int, fits) -> int:
-    """The largest number below ``most`` that fits, 0 if none does; what fits, fits with less too."""
-    low, high = 0, most
-    while low + 1 < high:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

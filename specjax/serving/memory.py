@@ -16,6 +16,10 @@ from specjax.serving.requests import Room
 
 MEMINFO = Path("/proc/meminfo")
 
+AUTO_SLOTS = {"cpu": 16}
+"""The most slots that "auto" takes, by platform; ``MOST_SLOTS`` on others."""
+MOST_SLOTS = 128
+
 SCRATCH_COPIES = 4
 """Arrays of the size of a verify pass's logits that a round holds at once: logits, log-probabilities, and what rules make."""
 
@@ -108,14 +112,68 @@ def plan_memory(program: Round, params: Parameters, slots: int, room: Room, limi
         rows=size_of(state) - caches,
         block=size_of(output.block),
         # Attention copies one layer's keys and values on some backends.
-        scratch=SCRATCH_COPIES * logits + 8 * size_of((output.hidden, output.features)) + 2 * _largest(state.cache),
+        scratch=SCRATCH_COPIES * logits + 8 * size_of((output.hidden, output.features)) + 2 * _largest_leaf(state.cache),
         available=limit if limit is not None else (weights if share.held is None else share.held) + free_memory(share.devices),
         devices=1 if share.devices is None else len(share.devices),
     )
 
 
-def _largest(tree) -> int:
+def _largest_leaf(tree) -> int:
     return max(map(size_of, jax.tree.leaves(tree)))
+
+
+def fit_slots(program: Round, params: Parameters, slots: int | str, room: Room, limit: int | None, parts: int = 1) -> MemoryPlan:
+    """The plan for ``slots``, or for as many as fit.
+
+    Args:
+      program: the round.
+      params: of target and drafter.
+      slots: a multiple of ``parts``, or "auto".
+      room: of a slot.
+      limit: see :func:`plan_memory`.
+      parts: parts that a mesh splits the rows into.
+
+    Raises:
+      ValueError: they do not fit, and what would.
+    """
+
+    def plan(slots, room=room):
+        return plan_memory(program, params, slots=slots, room=room, limit=limit)
+
+    if slots == "auto":
+        most = AUTO_SLOTS.get(jax.default_backend(), MOST_SLOTS)
+        sizes = [parts << power for power in range(most.bit_length() - 1, -1, -1)]
+        slots = next((size for size in sizes if plan(size).fits), parts)
+    check_whole("slots", slots, 1, 'or "auto"')
+    if slots % parts:
+        raise ValueError(f"Engine: slots is {slots}, and mesh has data={parts}: the slots must be a multiple of it")
+    made = plan(slots)
+    if made.fits:
+        return made
+    fewer = parts * _largest(slots // parts, lambda size: plan(size * parts).fits)
+    shorter = _largest(room.capacity, lambda size: plan(slots, dataclasses.replace(room, capacity=size)).fits)
+    ways = [f"{fewer} slots of {made.capacity} tokens"] if fewer >= 1 else []
+    ways += [f"{slots} slots of {shorter} tokens"] if shorter >= 2 else []
+    would = f"{' or '.join(ways)} would"
+    if not ways:
+        would = f"the weights take {megabytes(made.weights)} already, and not even one slot fits beside them"
+    raise ValueError(f"Engine: {made} do not fit; {would}")
+
+
+def check_whole(name: str, value, least: int, otherwise: str = "") -> None:
+    """Raises ValueError unless an engine's argument is a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        right = f"a whole number of at least {least} {otherwise}".strip()
+        raise ValueError(f"Engine: {name} is {value!r}; it must be {right}")
+
+
+def _largest(most: int, fits) -> int:
+    """The largest number below ``most`` that fits, 0 if none does; what fits, fits with less too."""
+    low, high = 0, most
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def size_of(tree) -> int:
