@@ -16,6 +16,7 @@ from specjax.cli.generate import has_chat_template
 
 
 def batch(
+    context: typer.Context,
     source: Annotated[
         Path, typer.Argument(metavar="IN.jsonl", help="Lines with a prompt or messages, or of the OpenAI batch form.")
     ],
@@ -69,20 +70,7 @@ def batch(
     from specjax.serving.batch_output import BatchInput, BatchOutput
 
     try:
-        defaults = specjax.SamplingParams(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            min_tokens=min_tokens,
-            seed=seed,
-            max_tokens=max_tokens,
-            stop=stop,
-            ignore_eos=ignore_eos,
-        )
+        defaults = options.sampling_params(context)
         check_drafter(parts, rule, False, allow_lossy)
         devices = None if mesh is None else make_mesh(*parse_mesh(mesh))
     except ValueError as error:

@@ -59,22 +59,7 @@ def generate(
     from specjax.cli.report import print_header, print_statistics, print_text
 
     try:
-        params = specjax.SamplingParams(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            min_tokens=min_tokens,
-            seed=seed,
-            max_tokens=max_tokens,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            logprobs=logprobs,
-            n=n,
-        )
+        params = options.sampling_params(context)
         # All that is wrong with the call is said before a model is loaded, or downloaded.
         check_drafter(parts, rule, params.greedy, allow_lossy)
     except ValueError as error:

@@ -115,6 +115,19 @@ Mesh = Annotated[
 AllowLossy = Annotated[bool, typer.Option("--allow-lossy", help="Allow a rule that changes the distribution of the output.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
+
+def sampling_params(context: typer.Context):
+    """The :class:`specjax.SamplingParams` of a call: the options of a command that have the name of one of its fields.
+
+    Raises:
+      ValueError: a value is out of range.
+    """
+    import specjax
+
+    given = {field.name: context.params.get(field.name) for field in dataclasses.fields(specjax.SamplingParams)}
+    return specjax.SamplingParams(**{name: value for name, value in given.items() if name in context.params})
+
+
 _LENGTH = "--num-speculative-tokens K"
 _DRAFT_MODEL = "--drafter draft=MODEL"
 

@@ -78,7 +78,6 @@ class _InFlight:
     occupants: list[Slot | None]
     info: DispatchInfo
     counters: Counters
-    rounds: int
 
 
 class Engine:
@@ -521,7 +520,7 @@ class Engine:
             leaf.copy_to_host_async()
         self._ended = np.zeros_like(self._ended)
         occupants = [slot if slot is not None and slot.answering else None for slot in self._slots]
-        self._in_flight.append(_InFlight(occupants, info, counters, rounds))
+        self._in_flight.append(_InFlight(occupants, info, counters))
         return True
 
     def _collect(self, dispatch: _InFlight) -> None:
