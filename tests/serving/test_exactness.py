@@ -206,8 +206,9 @@ class Traffic(RuleBasedStateMachine):
         self.engine.close()
 
 
+# The same traffic every time, so that its amount can be asked for.
 FEW = hypothesis.settings(
-    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+    derandomize=True, max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
 )
 
 
@@ -215,4 +216,4 @@ FEW = hypothesis.settings(
 def test_any_schedule_gives_solo_runs(drafter_name):
     machine = type("Traffic", (Traffic,), {"drafter_name": drafter_name, "steps": 0})
     hypothesis.stateful.run_state_machine_as_test(machine, settings=FEW)
-    assert machine.steps > 1000
+    assert machine.steps > 2000
