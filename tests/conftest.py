@@ -35,6 +35,7 @@ def _forget_programs():
 
 def pytest_addoption(parser):
     parser.addoption("--all-lengths", action="store_true", help="the default model with every draft length")
+    parser.addoption("--all-families", action="store_true", help="every tiny model with every kind of drafter")
     parser.addoption("--all-meshes", action="store_true", help="every kind of drafter on every mesh")
     parser.addoption("--qwen-path", default=None, help="Qwen2.5-Coder-0.5B-Instruct as .gguf, for its parity test")
 
