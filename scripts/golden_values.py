@@ -4,12 +4,13 @@ Another implementation runs the same weights in float64 (the values) and in floa
 yardstick for ours). It needs PyTorch, which never belongs into specjax's environment, so it has one of its own::
 
     python3.11 -m venv golden-env
-    golden-env/bin/pip install torch==2.13.0 transformers==5.24.0 gguf==0.19.0 accelerate
+    golden-env/bin/pip install torch==2.13.0 transformers==5.24.0 gguf==0.19.0 sentencepiece==0.2.3 accelerate
     golden-env/bin/python scripts/golden_values.py --smollm2 smollm2-135m-instruct-q4_1.gguf \\
-        --qwen qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
+        --qwen qwen2.5-coder-0.5b-instruct-q4_k_m.gguf --qwen-1.5b qwen2.5-coder-1.5b-instruct-q4_k_m.gguf \\
+        --gemma gemma-3-270m-q4_k_m.gguf
 
 Written to ``tests/golden``: ``tiny-*/`` (random models in the usual folder form), ``tiny-*.json``, and for each GGUF file
-that is given ``NAME.json`` (model) and ``NAME-tokenizer.json``. About 0.6 MB in all.
+that is given ``NAME.json`` (model) and ``NAME-tokenizer.json``. About 1.2 MB in all.
 
 A model file holds for each token sequence, at some positions: ``ids`` (the eight likeliest tokens in order, then tokens
 spread over the vocabulary; every token, in order, for tiny models), their ``logits``, the ``log_sum_exp`` of all logits and
@@ -23,9 +24,12 @@ import hashlib
 import json
 import math
 import pathlib
+import struct
 import sys
 import unicodedata
 
+import gguf
+import sentencepiece
 import tokenizers
 import torch
 import transformers
@@ -404,6 +408,56 @@ def reference_tokenizer(path, name):
     return tokenizer, converted, note
 
 
+def wire(number, value):
+    """One field of a protocol buffer: a whole number, a float32, or bytes."""
+
+    def varint(value):
+        low, rest = value & 127, value >> 7
+        return bytes([low | 128]) + varint(rest) if rest else bytes([low])
+
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    if isinstance(value, float):
+        return varint(number << 3 | 5) + struct.pack("<f", value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def sentencepiece_of(path):
+    """SentencePiece itself over the tokens, scores and kinds of a GGUF file, and the id of the token that begins a text."""
+    found = {}
+    for name, field in gguf.GGUFReader(path).fields.items():
+        if name.startswith("tokenizer.ggml."):
+            found[name.removeprefix("tokenizer.ggml.")] = field.contents()
+    normal, unknown, user_defined = 1, 2, 4
+    pieces = b""
+    for id, (token, score, kind) in enumerate(zip(found["tokens"], found["scores"], found["token_type"], strict=True)):
+        kind = unknown if id == found["unknown_token_id"] else kind
+        token = token.replace(" ", "\u2581") if kind == user_defined else token
+        piece = wire(1, token.encode()) + wire(2, float(score)) + (wire(3, kind) if kind != normal else b"")
+        pieces += wire(1, piece)
+    byte_pairs = 2
+    trainer = wire(3, byte_pairs) + wire(35, 1)
+    for number, name in ((40, "unknown"), (41, "bos"), (42, "eos"), (43, "padding")):
+        trainer += wire(number, found[f"{name}_token_id"])
+    normaliser = wire(1, b"identity") + wire(3, int(found.get("add_space_prefix", True))) + wire(4, 0) + wire(5, 1)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=pieces + wire(2, trainer) + wire(3, normaliser))
+    return processor, found["bos_token_id"]
+
+
+def write_sentencepiece(out, name, path):
+    """What SentencePiece makes of the texts; there is no other reference for a file without a tokenizer.json beside it."""
+    processor, bos = sentencepiece_of(path)
+    texts = [{"text": text, "ids": processor.encode(text)} for text in [*HARD_TEXTS, CODE]]
+    for entry in texts:
+        if (back := processor.decode(entry["ids"])) != entry["text"]:
+            print(f"  tokenizer: {entry['text'][:40]!r} comes back as {back[:40]!r}")
+    note = f"SentencePiece {sentencepiece.__version__} over the file's tokens, scores and kinds"
+    record = {"versions": versions(), "reference": note, "texts": texts, "conversations": []}
+    write_json(out / f"{name}-tokenizer.json", record)
+    # The longer one goes past the window of the local layers.
+    return {"code": [bos, *processor.encode(CODE)], "prose and code": [bos, *processor.encode(PROSE + CODE)]}
+
+
 def write_tokenizer(out, name, tokenizer, converted, note):
     def encode(text):
         return tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
@@ -426,10 +480,13 @@ def write_tokenizer(out, name, tokenizer, converted, note):
 
 def write_real(out, name, path):
     print(name)
-    tokenizer, converted, note = reference_tokenizer(path, name)
-    encode = write_tokenizer(out, name, tokenizer, converted, note)
-    chat = tokenizer.apply_chat_template(CONVERSATIONS["two turns"], add_generation_prompt=True, tokenize=False)
-    sequences = {"chat": encode(chat), "code": encode(CODE), "prose": encode(PROSE)}
+    if name.startswith("gemma"):
+        sequences = write_sentencepiece(out, name, path)
+    else:
+        tokenizer, converted, note = reference_tokenizer(path, name)
+        encode = write_tokenizer(out, name, tokenizer, converted, note)
+        chat = tokenizer.apply_chat_template(CONVERSATIONS["two turns"], add_generation_prompt=True, tokenize=False)
+        sequences = {"chat": encode(chat), "code": encode(CODE), "prose": encode(PROSE)}
     model = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
     ).eval()
@@ -441,10 +498,17 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--smollm2", type=pathlib.Path, metavar="FILE.gguf", help="SmolLM2-135M-Instruct")
     parser.add_argument("--qwen", type=pathlib.Path, metavar="FILE.gguf", help="Qwen2.5-Coder-0.5B-Instruct")
+    parser.add_argument("--qwen-1.5b", type=pathlib.Path, metavar="FILE.gguf", help="Qwen2.5-Coder-1.5B-Instruct; takes 14 GB")
+    parser.add_argument("--gemma", type=pathlib.Path, metavar="FILE.gguf", help="Gemma-3-270M")
     default_out = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden"
     parser.add_argument("--out", type=pathlib.Path, default=default_out, help="default: %(default)s")
     options = parser.parse_args(arguments)
-    real = {"smollm2-135m-instruct": options.smollm2, "qwen2.5-coder-0.5b-instruct": options.qwen}
+    real = {
+        "smollm2-135m-instruct": options.smollm2,
+        "qwen2.5-coder-0.5b-instruct": options.qwen,
+        "qwen2.5-coder-1.5b-instruct": vars(options)["qwen_1.5b"],
+        "gemma-3-270m": options.gemma,
+    }
     for path in real.values():
         if path is not None and not path.is_file():
             sys.exit(f"{path} is not a file")
