@@ -455,7 +455,7 @@ def write_sentencepiece(out, name, path):
     record = {"versions": versions(), "reference": note, "texts": texts, "conversations": []}
     write_json(out / f"{name}-tokenizer.json", record)
     # The longer one goes past the window of the local layers.
-    return {"code": [bos, *processor.encode(CODE)], "prose and code": [bos, *processor.encode(PROSE + CODE)]}
+    return {"code": [bos, *processor.encode(CODE)], "code and prose": [bos, *processor.encode(CODE + PROSE + CODE)]}
 
 
 def write_tokenizer(out, name, tokenizer, converted, note):
