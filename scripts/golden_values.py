@@ -4,12 +4,13 @@ Another implementation runs the same weights in float64 (the values) and in floa
 yardstick for ours). It needs PyTorch, which never belongs into specjax's environment, so it has one of its own::
 
     python3.11 -m venv golden-env
-    golden-env/bin/pip install torch==2.13.0 transformers==5.24.0 gguf==0.19.0 accelerate
+    golden-env/bin/pip install torch==2.13.0 transformers==5.24.0 gguf==0.19.0 sentencepiece==0.2.3 accelerate
     golden-env/bin/python scripts/golden_values.py --smollm2 smollm2-135m-instruct-q4_1.gguf \\
-        --qwen qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
+        --qwen qwen2.5-coder-0.5b-instruct-q4_k_m.gguf --qwen-1.5b qwen2.5-coder-1.5b-instruct-q4_k_m.gguf \\
+        --gemma gemma-3-270m-q4_k_m.gguf
 
 Written to ``tests/golden``: ``tiny-*/`` (random models in the usual folder form), ``tiny-*.json``, and for each GGUF file
-that is given ``NAME.json`` (model) and ``NAME-tokenizer.json``. About 0.6 MB in all.
+that is given ``NAME.json`` (model) and ``NAME-tokenizer.json``. About 1.2 MB in all.
 
 A model file holds for each token sequence, at some positions: ``ids`` (the eight likeliest tokens in order, then tokens
 spread over the vocabulary; every token, in order, for tiny models), their ``logits``, the ``log_sum_exp`` of all logits and
@@ -23,16 +24,32 @@ import hashlib
 import json
 import math
 import pathlib
+import struct
 import sys
 import unicodedata
 
+import gguf
+import sentencepiece
 import tokenizers
 import torch
 import transformers
 from tokenizers import normalizers, pre_tokenizers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaConfig, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GgufConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 NUM_TOP = 8
 NUM_SPREAD = 24
@@ -166,6 +183,12 @@ def final_hidden(model, token_ids):
     return model.model(torch.tensor([token_ids]), use_cache=False).last_hidden_state[0]
 
 
+def logits_of(model, hidden):
+    """Logits [..., V], with the soft cap of models that have one."""
+    logits, cap = model.lm_head(hidden), getattr(model.config, "final_logit_softcapping", None)
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
 def chosen_positions(length):
     near_the_start = {0, 1, 2, 5, 10, 25, 50}
     return sorted({p for p in near_the_start if p < length} | {length * k // 8 for k in range(3, 8)} | {length - 1})
@@ -183,14 +206,17 @@ def golden_values(model, sequences, all_tokens=False):
     """Values of a float32 model, which is converted to float64 in place."""
     # The float32 run comes first, because only one copy of a large model fits; it keeps the logits of the chosen positions.
     rounded_hidden = {name: final_hidden(model, ids)[chosen_positions(len(ids))] for name, ids in sequences.items()}
-    rounded_logits = {name: model.lm_head(hidden) for name, hidden in rounded_hidden.items()}
+    rounded_logits = {name: logits_of(model, hidden) for name, hidden in rounded_hidden.items()}
     model.double()
     # The fused attention is one opaque operation; this one shows its steps to OnlyFloat64.
     model.set_attn_implementation("eager")
+    if getattr(model.config, "num_experts_per_tok", None):
+        # The grouped products know no float64.
+        model.set_experts_implementation("eager")
     with float64_throughout():
         model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
         exact_hidden = {name: final_hidden(model, ids)[chosen_positions(len(ids))] for name, ids in sequences.items()}
-        exact_logits = {name: model.lm_head(hidden) for name, hidden in exact_hidden.items()}
+        exact_logits = {name: logits_of(model, hidden) for name, hidden in exact_hidden.items()}
 
     def measure(hidden, logits, ids):
         return {"logits": logits.gather(1, ids), "log_sum_exp": logits.logsumexp(dim=-1), "hidden_norm": hidden.norm(dim=-1)}
@@ -257,29 +283,84 @@ def tiny_configs():
         "tiny-llama": LlamaConfig(**sizes, rope_parameters=plain, tie_word_embeddings=True),
         "tiny-llama3": LlamaConfig(**sizes, rope_parameters=scaling, tie_word_embeddings=False),
         "tiny-qwen2": Qwen2Config(**sizes, rope_parameters=plain, tie_word_embeddings=True),
+    } | tiny_families()
+
+
+def tiny_families():
+    """One model for each further family: of the least size that has what is special about it, in more than one layer."""
+    # A width whose root is a float32: the reference rounds the embedding's scale to that, also in float64.
+    sizes = {
+        "vocab_size": 72, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 3e-5, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    plain, heads = {"rope_type": "default", "rope_theta": 700.0}, {"head_dim": 8}
+    yarn = {
+        "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 4.0,
+        "beta_slow": 1.0,
+    }  # fmt: skip
+    # A rope for each kind of layer; three local layers around a global one.
+    ropes = {
+        "full_attention": {"rope_type": "linear", "rope_theta": 900.0, "factor": 3.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 60.0},
     }
+    layers = ["sliding_attention", "full_attention", "sliding_attention"]
+    experts = {"num_experts_per_tok": 2, "moe_intermediate_size": 12}
+    return {
+        "tiny-qwen3": Qwen3Config(**sizes, **heads, rope_parameters=yarn, tie_word_embeddings=True),
+        "tiny-mistral": MistralConfig(**sizes, **heads, rope_parameters=plain, sliding_window=9),
+        "tiny-gemma2": Gemma2Config(
+            **sizes | {"num_hidden_layers": 3}, **heads, rope_parameters=plain, sliding_window=10, query_pre_attn_scalar=6,
+            attn_logit_softcapping=2.5, final_logit_softcapping=4.0,
+        ),
+        "tiny-gemma3": Gemma3TextConfig(
+            **sizes | {"num_hidden_layers": 3}, **heads, rope_parameters=ropes, sliding_window=7, layer_types=layers,
+            query_pre_attn_scalar=8,
+        ),
+        # Its heads have width / heads numbers.
+        "tiny-phi3": Phi3Config(
+            **sizes | {"num_attention_heads": 2, "num_key_value_heads": 1}, rope_parameters=plain, sliding_window=11,
+            pad_token_id=0,
+        ),
+        "tiny-qwen3-moe": Qwen3MoeConfig(
+            **sizes, **heads, **experts, num_experts=6, norm_topk_prob=False, rope_parameters=plain, tie_word_embeddings=True
+        ),
+        "tiny-mixtral": MixtralConfig(
+            **sizes | {"intermediate_size": 12}, **heads, num_local_experts=4, num_experts_per_tok=2, rope_parameters=plain,
+            tie_word_embeddings=True,
+        ),
+    }  # fmt: skip
 
 
 @torch.no_grad()
 def randomise(model, generator):
     """Weights under which every part matters: peaked attention, norms away from 1, biases away from 0."""
+    # Where 1 is added to the scales of norms, so that the sum is exact in float32 they have few digits.
+    around_zero = "Gemma" in type(model).__name__
     for name, weight in model.named_parameters():
-        if name.endswith("norm.weight"):
+        if name.endswith("norm.weight") and around_zero:
+            weight.uniform_(-0.5, 0.5, generator=generator).mul_(1024).round_().div_(1024)
+        elif name.endswith("norm.weight"):
             weight.uniform_(0.5, 1.5, generator=generator)
         else:
             sharp = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
             deviation = 0.5 if weight.ndim == 1 or "embed" in name or "lm_head" in name else sharp / math.sqrt(weight.shape[1])
+            if name.endswith("mlp.gate.weight"):
+                # Of a mixture of experts: no near ties between the chosen experts and the others.
+                deviation *= 3
             weight.normal_(0.0, deviation, generator=generator)
 
 
 def published_form(folder):
     """Rewrites config.json with ``rope_theta`` and ``rope_scaling``, as published checkpoints have it.
 
-    transformers 5 writes ``rope_parameters`` instead; readers must understand both, so one folder has the older form.
+    transformers 5 writes ``rope_parameters`` instead; readers must understand both, so some folders have the older form.
     """
     path = folder / "config.json"
     config = json.loads(path.read_text())
     scaling = config.pop("rope_parameters")
+    if "sliding_attention" in scaling:
+        config["rope_local_base_freq"] = scaling["sliding_attention"]["rope_theta"]
+        scaling = scaling["full_attention"]
     config["rope_theta"] = scaling.pop("rope_theta")
     config["rope_scaling"] = scaling
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
@@ -294,12 +375,13 @@ def write_tiny(out, seed=20):
         folder = out / name
         model.save_pretrained(folder)
         (folder / "generation_config.json").unlink(missing_ok=True)
-        if name == "tiny-llama3":
+        if name in ("tiny-llama3", "tiny-gemma3"):
             published_form(folder)
         # What the tests read is what is measured: the files, not the model in memory.
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         sequences = {
-            f"random {length}": torch.randint(config.vocab_size, (length,), generator=generator).tolist() for length in (64, 96)
+            f"random {length}": torch.randint(config.vocab_size, (length,), generator=generator).tolist()
+            for length in ((64, 96) if config.vocab_size > 100 else (40, 48))
         }
         record = {"versions": versions(), "sequences": golden_values(model, sequences, all_tokens=True)}
         write_json(out / f"{name}.json", record)
@@ -326,6 +408,56 @@ def reference_tokenizer(path, name):
     return tokenizer, converted, note
 
 
+def wire(number, value):
+    """One field of a protocol buffer: a whole number, a float32, or bytes."""
+
+    def varint(value):
+        low, rest = value & 127, value >> 7
+        return bytes([low | 128]) + varint(rest) if rest else bytes([low])
+
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    if isinstance(value, float):
+        return varint(number << 3 | 5) + struct.pack("<f", value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def sentencepiece_of(path):
+    """SentencePiece itself over the tokens, scores and kinds of a GGUF file, and the id of the token that begins a text."""
+    found = {}
+    for name, field in gguf.GGUFReader(path).fields.items():
+        if name.startswith("tokenizer.ggml."):
+            found[name.removeprefix("tokenizer.ggml.")] = field.contents()
+    normal, unknown, user_defined = 1, 2, 4
+    pieces = b""
+    for id, (token, score, kind) in enumerate(zip(found["tokens"], found["scores"], found["token_type"], strict=True)):
+        kind = unknown if id == found["unknown_token_id"] else kind
+        token = token.replace(" ", "\u2581") if kind == user_defined else token
+        piece = wire(1, token.encode()) + wire(2, float(score)) + (wire(3, kind) if kind != normal else b"")
+        pieces += wire(1, piece)
+    byte_pairs = 2
+    trainer = wire(3, byte_pairs) + wire(35, 1)
+    for number, name in ((40, "unknown"), (41, "bos"), (42, "eos"), (43, "padding")):
+        trainer += wire(number, found[f"{name}_token_id"])
+    normaliser = wire(1, b"identity") + wire(3, int(found.get("add_space_prefix", True))) + wire(4, 0) + wire(5, 1)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=pieces + wire(2, trainer) + wire(3, normaliser))
+    return processor, found["bos_token_id"]
+
+
+def write_sentencepiece(out, name, path):
+    """What SentencePiece makes of the texts; there is no other reference for a file without a tokenizer.json beside it."""
+    processor, bos = sentencepiece_of(path)
+    texts = [{"text": text, "ids": processor.encode(text)} for text in [*HARD_TEXTS, CODE]]
+    for entry in texts:
+        if (back := processor.decode(entry["ids"])) != entry["text"]:
+            print(f"  tokenizer: {entry['text'][:40]!r} comes back as {back[:40]!r}")
+    note = f"SentencePiece {sentencepiece.__version__} over the file's tokens, scores and kinds"
+    record = {"versions": versions(), "reference": note, "texts": texts, "conversations": []}
+    write_json(out / f"{name}-tokenizer.json", record)
+    # The longer one goes past the window of the local layers.
+    return {"code": [bos, *processor.encode(CODE)], "code and prose": [bos, *processor.encode(CODE + PROSE + CODE)]}
+
+
 def write_tokenizer(out, name, tokenizer, converted, note):
     def encode(text):
         return tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
@@ -348,10 +480,13 @@ def write_tokenizer(out, name, tokenizer, converted, note):
 
 def write_real(out, name, path):
     print(name)
-    tokenizer, converted, note = reference_tokenizer(path, name)
-    encode = write_tokenizer(out, name, tokenizer, converted, note)
-    chat = tokenizer.apply_chat_template(CONVERSATIONS["two turns"], add_generation_prompt=True, tokenize=False)
-    sequences = {"chat": encode(chat), "code": encode(CODE), "prose": encode(PROSE)}
+    if name.startswith("gemma"):
+        sequences = write_sentencepiece(out, name, path)
+    else:
+        tokenizer, converted, note = reference_tokenizer(path, name)
+        encode = write_tokenizer(out, name, tokenizer, converted, note)
+        chat = tokenizer.apply_chat_template(CONVERSATIONS["two turns"], add_generation_prompt=True, tokenize=False)
+        sequences = {"chat": encode(chat), "code": encode(CODE), "prose": encode(PROSE)}
     model = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
     ).eval()
@@ -363,10 +498,17 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--smollm2", type=pathlib.Path, metavar="FILE.gguf", help="SmolLM2-135M-Instruct")
     parser.add_argument("--qwen", type=pathlib.Path, metavar="FILE.gguf", help="Qwen2.5-Coder-0.5B-Instruct")
+    parser.add_argument("--qwen-1.5b", type=pathlib.Path, metavar="FILE.gguf", help="Qwen2.5-Coder-1.5B-Instruct; takes 14 GB")
+    parser.add_argument("--gemma", type=pathlib.Path, metavar="FILE.gguf", help="Gemma-3-270M")
     default_out = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden"
     parser.add_argument("--out", type=pathlib.Path, default=default_out, help="default: %(default)s")
     options = parser.parse_args(arguments)
-    real = {"smollm2-135m-instruct": options.smollm2, "qwen2.5-coder-0.5b-instruct": options.qwen}
+    real = {
+        "smollm2-135m-instruct": options.smollm2,
+        "qwen2.5-coder-0.5b-instruct": options.qwen,
+        "qwen2.5-coder-1.5b-instruct": vars(options)["qwen_1.5b"],
+        "gemma-3-270m": options.gemma,
+    }
     for path in real.values():
         if path is not None and not path.is_file():
             sys.exit(f"{path} is not a file")

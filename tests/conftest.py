@@ -35,9 +35,11 @@ def _forget_programs():
 
 def pytest_addoption(parser):
     parser.addoption("--all-lengths", action="store_true", help="the default model with every draft length")
+    parser.addoption("--all-families", action="store_true", help="every tiny model with every kind of drafter")
     parser.addoption("--all-meshes", action="store_true", help="every kind of drafter on every mesh")
     parser.addoption("--qwen-path", default=None, help="Qwen2.5-Coder-0.5B-Instruct as .gguf, for its parity test")
-
+    parser.addoption("--qwen-1.5b-path", default=None, help="Qwen2.5-Coder-1.5B-Instruct as .gguf, for its parity test")
+    parser.addoption("--gemma-path", default=None, help="Gemma-3-270M as .gguf, for its parity and tokenizer tests")
     parser.addoption(
         "--trees-path",
         default=None,
@@ -64,9 +66,25 @@ def smollm2(smollm2_path):
 @pytest.fixture(scope="session")
 def qwen_path(request):
     """The path given with ``--qwen-path``."""
-    path = request.config.getoption("--qwen-path")
+    return _given(request, "--qwen-path")
+
+
+@pytest.fixture(scope="session")
+def large_qwen_path(request):
+    """The path given with ``--qwen-1.5b-path``."""
+    return _given(request, "--qwen-1.5b-path")
+
+
+@pytest.fixture(scope="session")
+def gemma_path(request):
+    """The path given with ``--gemma-path``."""
+    return _given(request, "--gemma-path")
+
+
+def _given(request, option):
+    path = request.config.getoption(option)
     if path is None:
-        pytest.skip("the file is large and not the default model: give its path with --qwen-path")
+        pytest.skip(f"the file is large and not the default model: give its path with {option}")
     return path
 
 

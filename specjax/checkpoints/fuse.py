@@ -1,20 +1,22 @@
 """From a checkpoint's separate matrices to the decoder's fused parameters.
 
-Every importer says how its tensors are called (:class:`TensorNames`) and hands over a :class:`TensorReader`; names, shapes
-and leftovers are checked here before anything is read, and layers are read one at a time.
+Every importer says how its tensors are called (:class:`specjax.checkpoints.tensor_names.TensorNames`) and hands over a
+:class:`TensorReader`; names, shapes and leftovers are checked here before anything is read, and layers are read one at a time.
 
-Letters in shapes: V vocabulary, L layers, E width, F MLP width, H query heads, K key/value heads, G = H / K, D head size.
+Letters in shapes: V vocabulary, L layers, E width, F MLP width, H query heads, K key/value heads, G = H / K, D head size, X
+experts.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.checkpoints.tensor_names import TensorNames, expected_shapes
 from specjax.models.config import DecoderConfig
 
 
@@ -37,83 +39,6 @@ class TensorReader(Protocol):
     def read(self, name: str, dtype) -> np.ndarray:
         """A tensor in ``dtype``."""
         ...
-
-
-@dataclasses.dataclass(frozen=True)
-class TensorNames:
-    """How a format calls its tensors; ``{i}`` stands for the layer. A bias is called like its weight, with ``bias``."""
-
-    embedding: str
-    final_norm: str
-    unembedding: str
-    attention_norm: str
-    query: str
-    key: str
-    value: str
-    out: str
-    mlp_norm: str
-    gate: str
-    up: str
-    down: str
-
-    def bias(self, part: str) -> str:
-        """Name of the bias beside the weight ``part`` ("query", "key" or "value")."""
-        return getattr(self, part).removesuffix("weight") + "bias"
-
-
-HUGGING_FACE = TensorNames(
-    embedding="model.embed_tokens.weight",
-    final_norm="model.norm.weight",
-    unembedding="lm_head.weight",
-    attention_norm="model.layers.{i}.input_layernorm.weight",
-    query="model.layers.{i}.self_attn.q_proj.weight",
-    key="model.layers.{i}.self_attn.k_proj.weight",
-    value="model.layers.{i}.self_attn.v_proj.weight",
-    out="model.layers.{i}.self_attn.o_proj.weight",
-    mlp_norm="model.layers.{i}.post_attention_layernorm.weight",
-    gate="model.layers.{i}.mlp.gate_proj.weight",
-    up="model.layers.{i}.mlp.up_proj.weight",
-    down="model.layers.{i}.mlp.down_proj.weight",
-)
-GGUF = TensorNames(
-    embedding="token_embd.weight",
-    final_norm="output_norm.weight",
-    unembedding="output.weight",
-    attention_norm="blk.{i}.attn_norm.weight",
-    query="blk.{i}.attn_q.weight",
-    key="blk.{i}.attn_k.weight",
-    value="blk.{i}.attn_v.weight",
-    out="blk.{i}.attn_output.weight",
-    mlp_norm="blk.{i}.ffn_norm.weight",
-    gate="blk.{i}.ffn_gate.weight",
-    up="blk.{i}.ffn_up.weight",
-    down="blk.{i}.ffn_down.weight",
-)
-
-
-def expected_shapes(config: DecoderConfig, names: TensorNames) -> dict[str, tuple[int, ...]]:
-    """Name to shape of every tensor that a decoder needs."""
-    width, mlp, size = config.width, config.mlp_width, config.head_dim
-    query, key = config.num_query_heads * size, config.num_kv_heads * size
-    shapes = {names.embedding: (config.vocab_size, width), names.final_norm: (width,)}
-    if not config.tied_embedding:
-        shapes[names.unembedding] = (config.vocab_size, width)
-    layer = {
-        names.attention_norm: (width,),
-        names.query: (query, width),
-        names.key: (key, width),
-        names.value: (key, width),
-        names.out: (width, query),
-        names.mlp_norm: (width,),
-        names.gate: (mlp, width),
-        names.up: (mlp, width),
-        names.down: (width, mlp),
-    }
-    if config.qkv_bias:
-        layer |= {names.bias("query"): (query,), names.bias("key"): (key,), names.bias("value"): (key,)}
-    for index in range(config.num_layers):
-        shapes |= {name.format(i=index): shape for name, shape in layer.items()}
-    return shapes
 
 
 def check_tensors(config: DecoderConfig, reader: TensorReader, names: TensorNames, unneeded: Iterable[str] = ()) -> None:
@@ -156,6 +81,7 @@ def load_params(
     dtype,
     *,
     paired_rotary: bool = False,
+    norm_offset: float = 0.0,
     unneeded: Iterable[str] = (),
     shardings: Callable[[DecoderConfig], dict] | None = None,
 ) -> dict:
@@ -167,6 +93,7 @@ def load_params(
       names: what the reader calls them.
       dtype: of all parameters but the norms' scales, which stay float32.
       paired_rotary: query and key rows lie in interleaved pairs in the file.
+      norm_offset: what the scales of norms are more than their tensors say: 1 where a model stores them around 0.
       unneeded: tensors to leave alone.
       shardings: from the configuration the same tree with a sharding for each array; None: the default device.
 
@@ -177,52 +104,7 @@ def load_params(
       ValueError: a tensor is missing, of a wrong shape or unreadable type, has no place, or does not fit ``dtype``.
     """
     check_tensors(config, reader, names, unneeded)
-    dtype = jnp.dtype(dtype)
-    heads, group, size, width = config.num_kv_heads, config.group_size, config.head_dim, config.width
-
-    def read(name, dtype=dtype):
-        values = reader.read(name, dtype)
-        # Only float16 has a smaller range than the formats that checkpoints come in.
-        if dtype == np.float16 and not np.isfinite(values).all():
-            raise ValueError(
-                f"{reader.where}: tensor {name!r} has values beyond float16's largest, 65504; use bfloat16 or float32"
-            )
-        return values
-
-    def read_rotary(name, num_heads):
-        return half_split(read(name), num_heads) if paired_rotary else read(name)
-
-    def fuse_heads(layer_names, inputs):
-        fused = np.empty((heads, group + 2, size, *inputs), dtype)
-        fused[:, :group] = read_rotary(layer_names[0], config.num_query_heads).reshape(heads, group, size, *inputs)
-        fused[:, group] = read_rotary(layer_names[1], heads).reshape(heads, size, *inputs)
-        fused[:, group + 1] = read(layer_names[2]).reshape(heads, size, *inputs)
-        return fused
-
-    def scale(name):
-        return {"scale": read(name, jnp.dtype(jnp.float32))}
-
-    def layer(index):
-        def called(name):
-            return name.format(i=index)
-
-        parts = ("query", "key", "value")
-        attention = {
-            "qkv": fuse_heads([called(getattr(names, part)) for part in parts], (width,)),
-            "out": read(called(names.out)).reshape(width, heads, group, size),
-        }
-        if config.qkv_bias:
-            attention["qkv_bias"] = fuse_heads([called(names.bias(part)) for part in parts], ())
-        return {
-            "attention_norm": scale(called(names.attention_norm)),
-            "attention": attention,
-            "mlp_norm": scale(called(names.mlp_norm)),
-            "mlp": {
-                "gate_up": np.stack([read(called(names.gate)), read(called(names.up))]),
-                "down": read(called(names.down)),
-            },
-        }
-
+    layers = _LayerReader(config, reader, names, jnp.dtype(dtype), paired_rotary, norm_offset)
     wanted = None if shardings is None else shardings(config)
 
     def place(tree, *path):
@@ -234,10 +116,107 @@ def load_params(
         return jax.tree.map(lambda leaf, to: jax.make_array_from_callback(leaf.shape, to, leaf.__getitem__), tree, there)
 
     params = {
-        "embedding": place(read(names.embedding), "embedding"),
-        "layers": {index: place(layer(index), "layers", index) for index in range(config.num_layers)},
-        "final_norm": place(scale(names.final_norm), "final_norm"),
+        "embedding": place(layers.read(names.embedding), "embedding"),
+        "layers": {index: place(layers.layer(index), "layers", index) for index in range(config.num_layers)},
+        "final_norm": place(layers.scale(names.final_norm), "final_norm"),
     }
     if not config.tied_embedding:
-        params["unembedding"] = place(read(names.unembedding), "unembedding")
+        params["unembedding"] = place(layers.read(names.unembedding), "unembedding")
     return params
+
+
+@dataclasses.dataclass(frozen=True)
+class _LayerReader:
+    """Reads the parts of a decoder, one layer at a time; see :func:`load_params`."""
+
+    config: DecoderConfig
+    reader: TensorReader
+    names: TensorNames
+    dtype: np.dtype
+    paired_rotary: bool
+    norm_offset: float
+
+    def read(self, name: str, dtype=None) -> np.ndarray:
+        dtype = self.dtype if dtype is None else dtype
+        values = self.reader.read(name, dtype)
+        # Only float16 has a smaller range than the formats that checkpoints come in.
+        if dtype == np.float16 and not np.isfinite(values).all():
+            raise ValueError(
+                f"{self.reader.where}: tensor {name!r} has values beyond float16's largest, 65504; use bfloat16 or float32"
+            )
+        return values
+
+    def scale(self, name: str) -> dict:
+        """A norm."""
+        values = self.read(name, jnp.dtype(jnp.float32))
+        return {"scale": values + np.float32(self.norm_offset) if self.norm_offset else values}
+
+    def layer(self, index: int) -> dict:
+        names, config = self.names, self.config
+        names = names.of_layer(index)
+        layer = {
+            "attention_norm": self.scale(names.attention_norm),
+            "attention": self.attention(names),
+            "mlp_norm": self.scale(names.mlp_norm),
+            "mlp": self.mlp(names) if config.experts is None else self.experts(names),
+        }
+        if config.post_norms:
+            layer["attention_post_norm"] = self.scale(names.attention_post_norm)
+            layer["mlp_post_norm"] = self.scale(names.mlp_post_norm)
+        return layer
+
+    def attention(self, names: TensorNames) -> dict:
+        config = self.config
+        heads, group, size, width = config.num_kv_heads, config.group_size, config.head_dim, config.width
+        if names.qkv is not None:
+            rows = np.split(self.read(names.qkv), np.cumsum([heads * group * size, heads * size]))
+        else:
+            rows = [self.read(name) for name in (names.query, names.key, names.value)]
+        attention = {
+            "qkv": self.fused_heads(rows, (width,)),
+            "out": self.read(names.out).reshape(width, heads, group, size),
+        }
+        if config.qkv_bias:
+            rows = [self.read(names.bias(part)) for part in ("query", "key", "value")]
+            attention["qkv_bias"] = self.fused_heads(rows, ())
+        if config.query_key_norm:
+            attention |= {"query_norm": self.scale(names.query_norm), "key_norm": self.scale(names.key_norm)}
+        return attention
+
+    def fused_heads(self, rows: Sequence[np.ndarray], inputs: tuple[int, ...]) -> np.ndarray:
+        """[K, G + 2, D, *inputs] of the rows of query, key and value, each [heads * D, *inputs]."""
+        config = self.config
+        heads, group, size = config.num_kv_heads, config.group_size, config.head_dim
+        query, key, value = rows
+        if self.paired_rotary:
+            query, key = half_split(query, heads * group), half_split(key, heads)
+        fused = np.empty((heads, group + 2, size, *inputs), self.dtype)
+        fused[:, :group] = query.reshape(heads, group, size, *inputs)
+        fused[:, group] = key.reshape(heads, size, *inputs)
+        fused[:, group + 1] = value.reshape(heads, size, *inputs)
+        return fused
+
+    def mlp(self, names: TensorNames) -> dict:
+        if names.gate_up is not None:
+            gate_up = self.read(names.gate_up).reshape(2, self.config.mlp_width, self.config.width)
+        else:
+            gate_up = np.stack([self.read(names.gate), self.read(names.up)])
+        return {"gate_up": gate_up, "down": self.read(names.down)}
+
+    def experts(self, names: TensorNames) -> dict:
+        config = self.config
+        count = config.experts.num_experts
+        gate_up = np.empty((count, 2, config.mlp_width, config.width), self.dtype)
+        down = np.empty((count, config.width, config.mlp_width), self.dtype)
+        for place, name in (((slice(None), 0), names.gate), ((slice(None), 1), names.up)):
+            self.read_experts(name, gate_up[place])
+        self.read_experts(names.down, down)
+        return {"router": self.read(names.router), "gate_up": gate_up, "down": down}
+
+    def read_experts(self, name: str, into: np.ndarray) -> None:
+        """One tensor for all experts, or one for each."""
+        if "{e}" not in name:
+            into[...] = self.read(name)
+            return
+        for expert in range(len(into)):
+            into[expert] = self.read(name.format(e=expert))

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
+import typing
 from pathlib import Path
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from specjax.checkpoints.shipped import shipped_folder
-from specjax.models.config import DecoderConfig, FrequencyFactors, Llama3RopeScaling, RopeConfig
+from specjax.models.config import DecoderConfig, ExpertsConfig, RopeConfig, RopeScaling
 from specjax.models.trained_head import KINDS, TargetMark, TrainedHead
 from specjax.tree import DraftTree
 
@@ -21,7 +22,8 @@ PARAMS = "params"
 FORMAT = 1
 """Of the card; another number is another version's."""
 
-_SCALINGS = {kind.__name__: kind for kind in (Llama3RopeScaling, FrequencyFactors)}
+ROPES = ("rope", "local_rope")
+_SCALINGS = {kind.__name__: kind for kind in typing.get_args(RopeScaling)}
 
 
 def save_head(head: TrainedHead, folder: str | Path, dtype=jnp.bfloat16) -> Path:
@@ -210,9 +212,10 @@ def check_arrays(path: Path, wanted, found) -> None:
 def _config_to_dict(config) -> dict:
     fields = dataclasses.asdict(config)
     for name in _decoder_fields(type(config)):
-        scaling = getattr(config, name).rope.scaling
-        if scaling is not None:
-            fields[name]["rope"]["scaling"] = {"kind": type(scaling).__name__, **dataclasses.asdict(scaling)}
+        for rope in ROPES:
+            scaling = getattr(getattr(getattr(config, name), rope), "scaling", None)
+            if scaling is not None:
+                fields[name][rope]["scaling"] = {"kind": type(scaling).__name__, **dataclasses.asdict(scaling)}
     return fields
 
 
@@ -225,8 +228,15 @@ def _decoder_fields(config_type) -> list[str]:
 
 
 def _decoder_config(fields: dict) -> DecoderConfig:
-    rope = dict(fields["rope"])
-    if rope["scaling"] is not None:
-        scaling = {name: tuple(value) if isinstance(value, list) else value for name, value in rope["scaling"].items()}
-        rope["scaling"] = _SCALINGS[scaling.pop("kind")](**scaling)
-    return DecoderConfig(**fields | {"rope": RopeConfig(**rope)})
+    """A card may be older than some options, which then have their defaults."""
+    ropes = {name: _rope_config(fields[name]) for name in ROPES if fields.get(name) is not None}
+    experts = {"experts": ExpertsConfig(**fields["experts"])} if fields.get("experts") is not None else {}
+    return DecoderConfig(**fields | ropes | experts)
+
+
+def _rope_config(fields: dict) -> RopeConfig:
+    scaling = fields["scaling"]
+    if scaling is not None:
+        scaling = {name: tuple(value) if isinstance(value, list) else value for name, value in scaling.items()}
+        scaling = _SCALINGS[scaling.pop("kind")](**scaling)
+    return RopeConfig(**fields | {"scaling": scaling})

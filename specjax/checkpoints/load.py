@@ -10,7 +10,7 @@ from pathlib import Path
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from specjax.checkpoints import gguf, safetensors, tokenizer_files, tokenizer_gguf
+from specjax.checkpoints import folder_config, gguf, safetensors, tokenizer_files, tokenizer_gguf
 from specjax.checkpoints.cards import find_card, model_cards
 from specjax.checkpoints.download import pull
 from specjax.checkpoints.gguf_file import GGUFFile
@@ -122,12 +122,12 @@ def _load_folder(path: Path, dtype: str, feature_layers: Sequence[int], sharding
             raise ValueError(f"{path}: looks like an Orbax checkpoint; loading these is not supported yet")
         raise ValueError(f"{path}: there is no config.json in this folder")
     reader = safetensors.SafetensorsFolder(path)
-    config = safetensors.read_config(path, reader.shapes())
+    config, family = folder_config.read_config(path, reader.shapes())
     Decoder(config, tuple(feature_layers))
     tokenizer = tokenizer_files.read_tokenizer(path)
     stops = safetensors.stop_token_ids(path, tokenizer)
     _check_vocabulary(path, config, tokenizer, stops)
-    config, params = safetensors.load_safetensors_params(reader, config, dtype, shardings)
+    config, params = safetensors.load_safetensors_params(reader, config, family, dtype, shardings)
     return config, params, tokenizer, stops
 
 

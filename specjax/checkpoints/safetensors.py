@@ -9,27 +9,14 @@ import numpy as np
 import safetensors
 
 from specjax.checkpoints import fuse
+from specjax.checkpoints.folder_config import Family
 from specjax.checkpoints.tokenizer import Tokenizer
 from specjax.checkpoints.tokenizer_files import read_json
-from specjax.models.config import DecoderConfig, Llama3RopeScaling, RopeConfig
+from specjax.models.config import DecoderConfig
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 FLOATS = ("F32", "F16", "BF16", "F64")
-# model_type: architecture, whether query, key and value have biases.
-MODEL_TYPES = {"llama": ("LlamaForCausalLM", False), "qwen2": ("Qwen2ForCausalLM", True)}
-# Fields that change the computation in ways that the decoder does not have, with the values that change nothing (null always
-# does). pretraining_tp only asked for another order of summation.
-NEUTRAL_VALUES = {
-    "hidden_act": ("silu", "swish"),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    "partial_rotary_factor": (1.0,),
-    "quantization_config": (),
-    "is_encoder_decoder": (False,),
-    "add_cross_attention": (False,),
-}
-ROPE_FIELDS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 class SafetensorsFolder:
@@ -96,114 +83,15 @@ class SafetensorsFolder:
             return np.asarray(self._files[name].get_tensor(name)).astype(dtype, copy=False)
 
 
-def read_config(folder: Path, shapes: dict[str, tuple[int, ...]]) -> DecoderConfig:
-    """The decoder that config.json describes.
-
-    Args:
-      folder: with config.json.
-      shapes: tensors that there are; whether the output matrix is tied depends on them too.
-
-    Raises:
-      ValueError: a model type or an option that is not supported, or a field that is missing; names file, field, value.
-    """
-    path = folder / "config.json"
-    fields = read_json(path)
-    kind = fields.get("model_type")
-    if kind not in MODEL_TYPES:
-        raise ValueError(f"{path}: model_type is {kind!r}; supported: {', '.join(MODEL_TYPES)}")
-    architecture, qkv_bias = MODEL_TYPES[kind]
-    named = fields.get("architectures")
-    if named and named != [architecture]:
-        raise ValueError(f"{path}: architectures is {named!r}; supported for {kind}: {architecture}")
-    for field, values in NEUTRAL_VALUES.items():
-        value = fields.get(field)
-        if value is not None and value not in values:
-            wanted = " or ".join(map(repr, values)) or "none"
-            raise ValueError(f"{path}: {field} is {value!r:.200}; supported: {wanted}")
-
-    def need(field: str) -> int:
-        if not isinstance(fields.get(field), int):
-            raise ValueError(f"{path}: {field} is {fields.get(field)!r}; it must be an integer")
-        return fields[field]
-
-    width, heads, max_positions = need("hidden_size"), need("num_attention_heads"), need("max_position_embeddings")
-    _check_windows(path, fields, max_positions)
-    tied = bool(fields.get("tie_word_embeddings", False))
-    has_head = fuse.HUGGING_FACE.unembedding in shapes
-    if not tied and not has_head:
-        raise ValueError(
-            f"{path}: tie_word_embeddings is false, but the folder has no tensor {fuse.HUGGING_FACE.unembedding!r} "
-            "for the output matrix"
-        )
-    eps = fields.get("rms_norm_eps")
-    if not isinstance(eps, int | float):
-        raise ValueError(f"{path}: rms_norm_eps is {eps!r}; it must be a number")
-    try:
-        return DecoderConfig(
-            vocab_size=need("vocab_size"),
-            num_layers=need("num_hidden_layers"),
-            width=width,
-            num_query_heads=heads,
-            num_kv_heads=need("num_key_value_heads") if fields.get("num_key_value_heads") is not None else heads,
-            head_dim=need("head_dim") if fields.get("head_dim") is not None else width // max(heads, 1),
-            mlp_width=need("intermediate_size"),
-            max_positions=max_positions,
-            norm_eps=float(eps),
-            rope=_rope(path, fields),
-            qkv_bias=qkv_bias,
-            tied_embedding=tied,
-        )
-    except ValueError as error:
-        if str(error).startswith(str(path)):
-            raise
-        raise ValueError(f"{path}: {error}") from None
-
-
-def _check_windows(path: Path, fields: dict, max_positions: int) -> None:
-    """Refuses attention windows that some layer uses and that are shorter than the longest sequence."""
-    window = fields.get("sliding_window")
-    layers = fields.get("layer_types")
-    if layers is not None:
-        unknown = set(layers) - {"full_attention", "sliding_attention"}
-        if unknown:
-            raise ValueError(f"{path}: layer_types has {sorted(unknown)[0]!r}; supported: 'full_attention'")
-        windowed = "sliding_attention" in layers
-    else:
-        windowed = bool(fields.get("use_sliding_window")) and fields.get("max_window_layers", 0) < fields["num_hidden_layers"]
-    if windowed and window is not None and window < max_positions:
-        raise ValueError(
-            f"{path}: sliding_window is {window} in some layers, shorter than max_position_embeddings ({max_positions}); "
-            "supported: none"
-        )
-
-
-def _rope(path: Path, fields: dict) -> RopeConfig:
-    # transformers 5 writes rope_parameters, with the base inside; 4 wrote rope_theta and rope_scaling.
-    name = "rope_parameters" if fields.get("rope_parameters") is not None else "rope_scaling"
-    options = fields.get(name) or {}
-    theta = options.get("rope_theta", fields.get("rope_theta", 10_000.0))
-    if options.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError(f"{path}: {name}.partial_rotary_factor is {options['partial_rotary_factor']}; supported: 1.0")
-    kind = options.get("rope_type", options.get("type", "default"))
-    if kind == "default":
-        return RopeConfig(theta=float(theta))
-    if kind != "llama3":
-        raise ValueError(f"{path}: {name} has rope_type {kind!r}; supported: 'default', 'llama3'")
-    for field in ROPE_FIELDS:
-        if not isinstance(options.get(field), int | float):
-            raise ValueError(f"{path}: {name}.{field} is {options.get(field)!r}; it must be a number")
-    return RopeConfig(theta=float(theta), scaling=Llama3RopeScaling(*(options[field] for field in ROPE_FIELDS)))
-
-
 def load_safetensors_params(
-    reader: SafetensorsFolder, config: DecoderConfig, dtype, shardings=None
+    reader: SafetensorsFolder, config: DecoderConfig, family: Family, dtype, shardings=None
 ) -> tuple[DecoderConfig, dict]:
     """The parameters of a folder, and the configuration they are for; see :func:`specjax.checkpoints.fuse.load_params`.
 
     A folder that calls its output matrix tied and has one all the same is loaded with the matrix that it has: tied where it
     is the embedding, untied where it differs.
     """
-    names, shapes = fuse.HUGGING_FACE, reader.shapes()
+    names, shapes = family.names, reader.shapes()
     # Old checkpoints carry the rotary frequencies, which follow from the configuration.
     unneeded = [name for name in shapes if name.endswith("self_attn.rotary_emb.inv_freq")]
     if config.tied_embedding and names.unembedding in shapes:
@@ -211,7 +99,8 @@ def load_safetensors_params(
             unneeded.append(names.unembedding)
         else:
             config = dataclasses.replace(config, tied_embedding=False)
-    return config, fuse.load_params(config, reader, names, dtype, unneeded=unneeded, shardings=shardings)
+    options = {"norm_offset": family.norm_offset, "unneeded": unneeded, "shardings": shardings}
+    return config, fuse.load_params(config, reader, names, dtype, **options)
 
 
 def _equal(reader: SafetensorsFolder, first: str, second: str) -> bool:

@@ -14,6 +14,7 @@ from tokenizers import models as tokenizer_models
 
 from specjax.checkpoints.gguf_file import GGUFFile
 from specjax.checkpoints.tokenizer import Tokenizer, surround
+from specjax.checkpoints.tokenizer_scores import backend_of_scores
 
 
 class TokenKind(enum.IntEnum):
@@ -74,19 +75,16 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer | None:
     kind = found.get("tokenizer.ggml.model")
     if kind in (None, "none", "no_vocab"):
         return None
-    if kind != "gpt2":
+    if kind not in ("gpt2", "llama"):
         raise ValueError(
-            f"{file.path}: tokenizer.ggml.model is {kind!r}; only byte-pair vocabularies ('gpt2') can be read so far"
-        )
-    name = found.get("tokenizer.ggml.pre")
-    pre = PRE_TOKENIZERS.get(ALIASES.get(name, name))
-    if pre is None:
-        raise ValueError(
-            f"{file.path}: tokenizer.ggml.pre is {name!r}; known are {', '.join(sorted({*PRE_TOKENIZERS, *ALIASES}))}, "
-            "and a wrong one would give wrong ids"
+            f"{file.path}: tokenizer.ggml.model is {kind!r}; supported: 'gpt2' (byte-level), 'llama' (SentencePiece)"
         )
     tokens, kinds = _vocabulary(file)
-    backend = _backend(file, pre, tokens, kinds)
+    if kind == "gpt2":
+        pre = _pre_tokenizer(file)
+        backend, add_bos = _backend(file, pre, tokens, kinds), pre.add_bos
+    else:
+        backend, add_bos = _backend_of_scores(file, tokens, kinds), True
     special = {
         key: tokens[id]
         for key, id in (
@@ -102,7 +100,7 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer | None:
     }
     bos, eos = special.pop("bos_token", None), special.pop("eos_token", None)
     wanted = {}
-    for key, token, default in (("bos", bos, pre.add_bos), ("eos", eos, False)):
+    for key, token, default in (("bos", bos, add_bos), ("eos", eos, False)):
         wanted[key] = bool(found.get(f"tokenizer.ggml.add_{key}_token", default))
         if wanted[key] and token is None:
             raise ValueError(f"{file.path}: tokenizer.ggml.add_{key}_token is set, but there is no {key}_token_id")
@@ -137,13 +135,62 @@ def _vocabulary(file: GGUFFile) -> tuple[list[str], list[int]]:
     return tokens, kinds
 
 
-def _backend(file: GGUFFile, pre: PreTokenizer, tokens, kinds) -> tokenizers.Tokenizer:
-    # Unused ids pad the embedding; the model's own tokenizer does not know them.
-    used = [(token, id) for id, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != TokenKind.UNUSED]
+def _pre_tokenizer(file: GGUFFile) -> PreTokenizer:
+    name = file.metadata.get("tokenizer.ggml.pre")
+    pre = PRE_TOKENIZERS.get(ALIASES.get(name, name))
+    if pre is None:
+        raise ValueError(
+            f"{file.path}: tokenizer.ggml.pre is {name!r}; known are {', '.join(sorted({*PRE_TOKENIZERS, *ALIASES}))}, "
+            "and a wrong one would give wrong ids"
+        )
+    return pre
+
+
+def _used(file: GGUFFile, tokens, kinds) -> dict[str, int]:
+    """Token to id. Unused ids pad the embedding; the model's own tokenizer does not know them."""
     vocabulary: dict[str, int] = {}
-    for token, id in used:
-        if vocabulary.setdefault(token, id) != id:
+    for id, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
+        if kind != TokenKind.UNUSED and vocabulary.setdefault(token, id) != id:
             raise ValueError(f"{file.path}: token {token!r} stands twice in the vocabulary, at ids {vocabulary[token]} and {id}")
+    return vocabulary
+
+
+def _added(vocabulary: dict[str, int], kinds) -> list[AddedToken]:
+    """Tokens that are looked for in a text before anything else."""
+    added = (TokenKind.CONTROL, TokenKind.USER_DEFINED)
+    return [
+        AddedToken(token, special=kinds[id] == TokenKind.CONTROL, normalized=False)
+        for token, id in vocabulary.items()
+        if kinds[id] in added
+    ]
+
+
+def _backend_of_scores(file: GGUFFile, tokens, kinds) -> tokenizers.Tokenizer:
+    found = file.metadata
+    for key, neutral in (
+        ("pre", (None, "default")),
+        ("remove_extra_whitespaces", (None, False)),
+        ("precompiled_charsmap", (None,)),
+    ):
+        value = found.get(f"tokenizer.ggml.{key}")
+        if value not in neutral:
+            raise ValueError(
+                f"{file.path}: tokenizer.ggml.{key} is {value!r:.80}; supported for tokenizer.ggml.model 'llama': {neutral[-1]!r}"
+            )
+    scores = found.get("tokenizer.ggml.scores")
+    if scores is None or len(scores) != len(tokens):
+        count = "missing" if scores is None else f"{len(scores)} entries"
+        raise ValueError(f"{file.path}: tokenizer.ggml.scores is {count}; there are {len(tokens)} tokens")
+    vocabulary = _used(file, tokens, kinds)
+    merged = {token: scores[id] for token, id in vocabulary.items() if kinds[id] == TokenKind.NORMAL}
+    unknown = found.get("tokenizer.ggml.unknown_token_id")
+    unknown = tokens[unknown] if _known_id(file, "unknown_token_id", unknown, kinds) else None
+    space_before = bool(found.get("tokenizer.ggml.add_space_prefix", True))
+    return backend_of_scores(vocabulary, merged, unknown, space_before, _added(vocabulary, kinds))
+
+
+def _backend(file: GGUFFile, pre: PreTokenizer, tokens, kinds) -> tokenizers.Tokenizer:
+    vocabulary = _used(file, tokens, kinds)
     merges = file.metadata.get("tokenizer.ggml.merges")
     if merges is None:
         raise ValueError(f"{file.path}: tokenizer.ggml.merges is missing")
@@ -166,8 +213,5 @@ def _backend(file: GGUFFile, pre: PreTokenizer, tokens, kinds) -> tokenizers.Tok
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre.pattern is None))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
-    added = (TokenKind.CONTROL, TokenKind.USER_DEFINED)
-    backend.add_tokens(
-        [AddedToken(token, special=kinds[id] == TokenKind.CONTROL, normalized=False) for token, id in used if kinds[id] in added]
-    )
+    backend.add_tokens(_added(vocabulary, kinds))
     return backend

@@ -6,8 +6,12 @@ A model family (llama, qwen2, ...) is a *value* of :class:`DecoderConfig`, never
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
+
+ACTIVATIONS = ("silu", "gelu_tanh")
+"""Of the gate of the MLPs; ``gelu_tanh`` is GELU by its tanh approximation."""
 
 
 def _check_positive(owner: str, name: str, value) -> None:
@@ -78,6 +82,82 @@ class FrequencyFactors:
 
 
 @dataclasses.dataclass(frozen=True)
+class LinearRopeScaling:
+    """Positions as if they lay closer: every frequency divided by the same number.
+
+    Attributes:
+      factor: the divisor.
+    """
+
+    factor: float
+
+    def __post_init__(self):
+        _check_positive("LinearRopeScaling", "factor", self.factor)
+
+    def __call__(self, frequencies: np.ndarray) -> np.ndarray:
+        """Scales angular frequencies [D/2] in radians per position."""
+        return frequencies / self.factor
+
+
+@dataclasses.dataclass(frozen=True)
+class YarnRopeScaling:
+    """YaRN (Peng et al. 2023, arXiv:2309.00071): high frequencies stay, low ones are divided, and attention is sharpened.
+
+    Between the two the blend is linear in the number of the frequency.
+
+    Attributes:
+      factor: division of the low frequencies.
+      original_max_positions: positions the model was trained on before the extension.
+      beta_fast: frequencies with more turns than this over ``original_max_positions`` stay.
+      beta_slow: those with fewer turns than this are divided.
+      attention_factor: what queries and keys are multiplied with; None: 0.1 ln(factor) + 1, as in the paper.
+      truncate: whether the two borders are moved outwards to whole numbers of a frequency.
+    """
+
+    factor: float
+    original_max_positions: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self):
+        for name in ("factor", "original_max_positions", "beta_fast", "beta_slow"):
+            _check_positive("YarnRopeScaling", name, getattr(self, name))
+        if self.attention_factor is not None:
+            _check_positive("YarnRopeScaling", "attention_factor", self.attention_factor)
+        if self.beta_slow > self.beta_fast:
+            raise ValueError(f"YarnRopeScaling: beta_slow is {self.beta_slow}; it must be at most beta_fast ({self.beta_fast})")
+
+    @property
+    def magnitude(self) -> float:
+        """What queries and keys are multiplied with."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return 1.0 if self.factor <= 1 else 0.1 * math.log(self.factor) + 1.0
+
+    def __call__(self, frequencies: np.ndarray) -> np.ndarray:
+        """Scales angular frequencies [D/2] in radians per position, a geometric series that starts at 1."""
+        if len(frequencies) < 2:
+            raise ValueError("YarnRopeScaling: there is one frequency; it needs heads of at least 4 numbers")
+
+        def number(turns):
+            """Of the frequency that makes so many turns, as a real number."""
+            return math.log(self.original_max_positions / (2 * math.pi * turns)) / -math.log(frequencies[1])
+
+        low, high = number(self.beta_fast), number(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        # The borders as in the published formula, which takes the last number to be D - 1.
+        low, high = max(low, 0), min(high, 2 * len(frequencies) - 1)
+        divided = np.clip((np.arange(len(frequencies)) - low) / (high - low or 0.001), 0.0, 1.0)
+        return frequencies * (divided / self.factor + 1 - divided)
+
+
+RopeScaling = LinearRopeScaling | Llama3RopeScaling | YarnRopeScaling | FrequencyFactors
+
+
+@dataclasses.dataclass(frozen=True)
 class RopeConfig:
     """Rotary position embedding (Su et al. 2021, arXiv:2104.09864), half-split layout.
 
@@ -87,7 +167,7 @@ class RopeConfig:
     """
 
     theta: float = 10_000.0
-    scaling: Llama3RopeScaling | FrequencyFactors | None = None
+    scaling: RopeScaling | None = None
 
     def __post_init__(self):
         _check_positive("RopeConfig", "theta", self.theta)
@@ -101,6 +181,33 @@ class RopeConfig:
         """
         frequencies = self.theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
         return frequencies if self.scaling is None else self.scaling(frequencies)
+
+    @property
+    def magnitude(self) -> float:
+        """What turned queries and keys are multiplied with."""
+        return getattr(self.scaling, "magnitude", 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertsConfig:
+    """A mixture of experts in place of each MLP: every token goes through a few of many.
+
+    Attributes:
+      num_experts: X, MLPs of each layer; ``mlp_width`` is the width of one.
+      num_active: how many of them a token goes through, those of the largest router probabilities.
+      renormalise: whether the probabilities of these are scaled to sum 1.
+    """
+
+    num_experts: int
+    num_active: int
+    renormalise: bool = True
+
+    def __post_init__(self):
+        for name, most in (("num_experts", None), ("num_active", self.num_experts)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
+                limit = "at least 1" if most is None else f"1 to num_experts ({most})"
+                raise ValueError(f"ExpertsConfig: {name} is {value!r}; it must be a whole number, {limit}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +227,17 @@ class DecoderConfig:
       rope: rotary embedding.
       qkv_bias: whether the query, key and value projections have biases.
       tied_embedding: whether the output matrix is the embedding.
+      query_key_norm: whether queries and keys go through an RMS norm per head before they are turned.
+      post_norms: whether what attention and MLP give goes through an RMS norm of its own before it is added to the stream.
+      activation: one of ``ACTIVATIONS``.
+      attention_scale: what scores are multiplied with; None: 1 / sqrt(D).
+      attention_soft_cap: c of c tanh(score / c); None: scores as they are.
+      logit_soft_cap: the same for logits.
+      embedding_scale: what the rows of the embedding are multiplied with as tokens become them.
+      window: tokens that the local layers attend to, the querying one included: those at most ``window - 1`` positions back.
+      local_layers: numbers of the layers whose attention has the window, rising; the others are global.
+      local_rope: rotary embedding of the local layers; None: that of all.
+      experts: a mixture of experts in place of each MLP; None: one MLP.
     """
 
     vocab_size: int
@@ -134,6 +252,17 @@ class DecoderConfig:
     rope: RopeConfig = RopeConfig()
     qkv_bias: bool = False
     tied_embedding: bool = True
+    query_key_norm: bool = False
+    post_norms: bool = False
+    activation: str = "silu"
+    attention_scale: float | None = None
+    attention_soft_cap: float | None = None
+    logit_soft_cap: float | None = None
+    embedding_scale: float = 1.0
+    window: int | None = None
+    local_layers: tuple[int, ...] = ()
+    local_rope: RopeConfig | None = None
+    experts: ExpertsConfig | None = None
 
     def __post_init__(self):
         sizes = ("vocab_size", "num_layers", "width", "num_query_heads", "num_kv_heads", "head_dim", "mlp_width", "max_positions")
@@ -149,8 +278,63 @@ class DecoderConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"DecoderConfig: head_dim is {self.head_dim}; rotary embedding needs an even number")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"DecoderConfig: activation is {self.activation!r}; it must be one of {', '.join(ACTIVATIONS)}")
+        _check_positive("DecoderConfig", "embedding_scale", self.embedding_scale)
+        for name in ("attention_scale", "attention_soft_cap", "logit_soft_cap"):
+            if getattr(self, name) is not None:
+                _check_positive("DecoderConfig", name, getattr(self, name))
+        object.__setattr__(self, "local_layers", tuple(self.local_layers))
+        self._check_local_layers()
+
+    def _check_local_layers(self):
+        layers = self.local_layers
+        if list(layers) != sorted(set(layers) & set(range(self.num_layers))):
+            raise ValueError(f"DecoderConfig: local_layers is {layers}; it must rise and hold some of 0 to {self.num_layers - 1}")
+        if self.window is not None and (isinstance(self.window, bool) or not isinstance(self.window, int) or self.window < 1):
+            raise ValueError(f"DecoderConfig: window is {self.window!r}; it must be an integer of at least 1, or None")
+        if (self.window is None) != (not layers):
+            raise ValueError(f"DecoderConfig: window is {self.window} and local_layers is {layers}; one asks for the other")
+        if self.local_rope is not None and not layers:
+            raise ValueError("DecoderConfig: local_rope is given, but local_layers is empty; no layer would use it")
 
     @property
     def group_size(self) -> int:
         """G, query heads per key/value head."""
         return self.num_query_heads // self.num_kv_heads
+
+    def with_layers(self, layers: Sequence[int]) -> "DecoderConfig":
+        """The configuration of a decoder of only these layers, in this order; each stays local or global.
+
+        Example:
+          >>> config = DecoderConfig(vocab_size=11, num_layers=4, width=8, num_query_heads=2, num_kv_heads=1, head_dim=4,
+          ...                        mlp_width=16, max_positions=32, window=8, local_layers=(0, 1, 3))
+          >>> config.with_layers([2, 3]).local_layers, config.with_layers([2]).window
+          ((1,), None)
+        """
+        local = tuple(place for place, layer in enumerate(layers) if layer in self.local_layers)
+        without = {} if local else {"window": None, "local_rope": None}
+        return dataclasses.replace(self, num_layers=len(layers), local_layers=local, **without)
+
+    def plain_layer(self) -> "DecoderConfig":
+        """The sizes of one layer beside the decoder, as trained heads have: its width and heads, global, nothing special."""
+        plain = {field.name: field.default for field in dataclasses.fields(self) if field.name in NOT_PLAIN}
+        return dataclasses.replace(self, num_layers=1, **plain)
+
+    def not_plain(self) -> list[str]:
+        """Fields that :meth:`plain_layer` would change."""
+        return [name for name in NOT_PLAIN if getattr(self, name) != getattr(type(self), name)]
+
+
+NOT_PLAIN = (
+    "post_norms",
+    "attention_scale",
+    "attention_soft_cap",
+    "logit_soft_cap",
+    "embedding_scale",
+    "window",
+    "local_layers",
+    "local_rope",
+    "experts",
+)
+"""Options of a decoder that a single layer of a trained head does not have."""

@@ -3,6 +3,9 @@
 Letters in shapes: B rows, T tokens of a pass, S cache capacity, V vocabulary, L layers, E width, F MLP width,
 K key/value heads, G query heads per key/value head, D head size.
 
+Entry s of a row's cache is the token at position s: windows of local layers are distances between positions. The cache of a
+local layer is as long as the others', so that any committed entry can be rolled back to.
+
 Weights are stored [out, in] and contracted on their last axis (on CPU the usual [in, out] kernel is up to twice as slow
 for a few rows), with query, key and value of one key/value head side by side, [K, G + 2, D, E], and the two MLP inputs
 stacked, [2, F, E]: a mesh splits heads and MLP without reshuffling either.
@@ -21,47 +24,38 @@ from jax import lax
 from specjax.cache import KVBlock, KVCache
 from specjax.models.base import ModelOutput
 from specjax.models.config import DecoderConfig
+from specjax.models.mlp import ExpertsMLP, GatedMLP
+from specjax.models.products import WHOLE, Split, contract, exact, parameter, random_params
 
 
-def exact(dtype) -> lax.Precision | None:
-    """Precision of a product: float32 means float32, also where the hardware would rather multiply in bfloat16."""
-    return lax.Precision.HIGHEST if jnp.dtype(dtype).itemsize >= 4 else None
+def rotate(heads: jax.Array, positions: jax.Array, frequencies, magnitude: float = 1.0) -> jax.Array:
+    """Rotary embedding of ``heads`` [B, T, ..., D] at ``positions`` [B, T], half-split layout, in at least float32.
 
-
-def contract(inputs: jax.Array, weight: jax.Array, num_in: int = 1, dtype=None) -> jax.Array:
-    """``inputs`` [..., *in] times ``weight`` [*out, *in], over their last ``num_in`` axes: [..., *out].
-
-    Accumulated in at least float32; in ``dtype``, which is the inputs' unless given.
+    The result is multiplied with ``magnitude``.
     """
-    rows, out_shape = inputs.shape[:-num_in], weight.shape[:-num_in]
-    # Two plain matrices: XLA's CPU backend transposes a weight of more axes before it multiplies, at ten times the cost.
-    inputs = inputs.reshape(math.prod(rows), -1)
-    weight = weight.reshape(math.prod(out_shape), -1)
-    # It also runs a half-precision product of one row about five times slower than one of two rows.
-    pad = inputs.shape[0] == 1 and inputs.dtype.itemsize < 4 and jax.default_backend() == "cpu"
-    if pad:
-        inputs = jnp.concatenate([inputs, inputs])
-    outputs = lax.dot_general(
-        inputs,
-        weight,
-        (((1,), (1,)), ((), ())),
-        precision=exact(inputs.dtype),
-        preferred_element_type=dtype or inputs.dtype,
-    )
-    return outputs[: math.prod(rows)].reshape(rows + out_shape)
-
-
-def rotate(heads: jax.Array, positions: jax.Array, frequencies) -> jax.Array:
-    """Rotary embedding of ``heads`` [B, T, ..., D] at ``positions`` [B, T], half-split layout, in at least float32."""
     compute_dtype = jnp.promote_types(heads.dtype, jnp.float32)
     angles = positions[..., None].astype(compute_dtype) * jnp.asarray(frequencies, compute_dtype)[None, None]
     angles = angles.reshape(angles.shape[:2] + (1,) * (heads.ndim - 3) + angles.shape[2:])
     cos, sin = jnp.cos(angles), jnp.sin(angles)
+    if magnitude != 1.0:
+        cos, sin = cos * magnitude, sin * magnitude
     first, second = jnp.split(heads.astype(compute_dtype), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(heads.dtype)
 
 
-def attend(query, block_keys, block_values, cache_keys, cache_values, lengths, block_mask) -> jax.Array:
+def soft_cap(values: jax.Array, cap: float | jax.Array | None) -> jax.Array:
+    """``values`` drawn smoothly into (-cap, cap); None leaves them alone.
+
+    Example:
+      >>> soft_cap(jnp.array([0.01, 1000.0]), 5.0).round(3).tolist()
+      [0.01..., 5.0]
+    """
+    return values if cap is None else cap * jnp.tanh(values / cap)
+
+
+def attend(
+    query, block_keys, block_values, cache_keys, cache_values, lengths, block_mask, *, since=None, scale=None, cap=None
+) -> jax.Array:
     """Attention over the committed cache and within the block, without joining the two.
 
     Args:
@@ -72,20 +66,25 @@ def attend(query, block_keys, block_values, cache_keys, cache_values, lengths, b
       cache_values: [B, K, S, D].
       lengths: [B], valid entries of the cache.
       block_mask: [T, T'] or [B, T, T'] bool.
+      since: [B, T], the first entry of the cache that each token attends to; None: the first of all.
+      scale: what scores are multiplied with; None: 1 / sqrt(D).
+      cap: soft cap of the scores; None: none.
 
     Returns:
       [B, T, K, G, D] in the dtype of the query.
     """
     score_dtype = jnp.promote_types(query.dtype, jnp.float32)
     product = functools.partial(jnp.einsum, precision=exact(query.dtype), preferred_element_type=score_dtype)
-    scale = 1.0 / math.sqrt(query.shape[-1])
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     capacity = cache_keys.shape[2]
 
     def scores(keys, mask):
-        return jnp.where(mask, product("btkgd,bksd->bkgts", query, keys) * scale, -jnp.inf)
+        return jnp.where(mask, soft_cap(product("btkgd,bksd->bkgts", query, keys) * scale, cap), -jnp.inf)
 
     block_mask = block_mask if block_mask.ndim == 3 else block_mask[None]
     in_cache = (jnp.arange(capacity)[None, :] < lengths[:, None])[:, None, None, None, :]
+    if since is not None:
+        in_cache = in_cache & (jnp.arange(capacity)[None, None, :] >= since[:, :, None])[:, None, None]
     cache_scores = scores(cache_keys, in_cache)
     block_scores = scores(block_keys, block_mask[:, None, None])
     # Every token attends to itself, so the maximum is finite even over an empty cache.
@@ -102,67 +101,12 @@ def attend(query, block_keys, block_values, cache_keys, cache_values, lengths, b
     return (mixed / total.transpose(0, 3, 1, 2)[..., None]).astype(query.dtype)
 
 
-def parameter(shape, axes, dtype) -> nnx.Param:
-    """A zero parameter with logical axis names; values come from a checkpoint or :meth:`Decoder.init`."""
-    return nnx.Param(jnp.zeros(shape, dtype), out_sharding=axes, eager_sharding=False)
-
-
-def random_params(abstract: dict, key: jax.Array, scale: float | None = None) -> dict:
-    """Parameters of the shapes in ``abstract``: vectors 1, the rest normal with ``scale`` (default: 1 / sqrt(last axis))."""
-    leaves, treedef = jax.tree.flatten(abstract)
-
-    def draw(key, leaf):
-        if leaf.ndim == 1:
-            return jnp.ones(leaf.shape, leaf.dtype)
-        deviation = scale if scale is not None else 1.0 / math.sqrt(leaf.shape[-1])
-        return (deviation * jax.random.normal(key, leaf.shape)).astype(leaf.dtype)
-
-    return jax.tree.unflatten(treedef, list(map(draw, jax.random.split(key, len(leaves)), leaves)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """Which parts of a decoder a device of a mesh axis has its share of; the sizes of the config are then those of the share.
-
-    A product over what is split is a sum over the axis, in the dtype of the stream. With no axis nothing is split.
-
-    Attributes:
-      axis: name of the mesh axis; None: one device has everything.
-      heads: whether attention heads, and with them the cache, are split.
-      mlp: whether the width of the MLPs is.
-      vocab: whether the rows of the embedding and of the output matrix are.
-    """
-
-    axis: str | None = None
-    heads: bool = False
-    mlp: bool = False
-    vocab: bool = False
-
-    def summed(self, part: bool, values: jax.Array) -> jax.Array:
-        """``values``, added up over the axis where the ``part`` that they were made of is split."""
-        return lax.psum(values, self.axis) if part else values
-
-    def embed(self, matrix: jax.Array, tokens: jax.Array) -> jax.Array:
-        """Rows of the embedding, of which ``matrix`` [V, E] is this device's share; ids outside the vocabulary are clipped."""
-        if not self.vocab:
-            return jnp.take(matrix, tokens, axis=0, mode="clip")
-        share = matrix.shape[0]
-        places = jnp.clip(tokens, 0, share * lax.axis_size(self.axis) - 1) - share * lax.axis_index(self.axis)
-        here = (places >= 0) & (places < share)
-        rows = jnp.take(matrix, jnp.where(here, places, 0), axis=0, mode="clip")
-        # All but one of the shares add zeros: the sum is exact.
-        return lax.psum(jnp.where(here[..., None], rows, 0), self.axis)
-
-
-WHOLE = Split()
-
-
 class RMSNorm(nnx.Module):
     """Root-mean-square norm (Zhang and Sennrich 2019, arXiv:1910.07467), in at least float32."""
 
-    def __init__(self, width: int, eps: float, dtype):
+    def __init__(self, width: int, eps: float, dtype, axis: str = "embed"):
         self.eps = eps
-        self.scale = parameter((width,), ("embed",), jnp.promote_types(dtype, jnp.float32))
+        self.scale = parameter((width,), (axis,), jnp.promote_types(dtype, jnp.float32))
 
     def __call__(self, inputs):
         wide = inputs.astype(self.scale.dtype)
@@ -171,17 +115,22 @@ class RMSNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention with rotary positions.
+    """Grouped-query attention with rotary positions, over the whole text or, in a local layer, over a window of it.
 
     Its inputs may be wider than the residual stream: the draft head's are a token and a state side by side.
     """
 
-    def __init__(self, config: DecoderConfig, dtype, input_width: int | None = None, split: Split = WHOLE):
+    def __init__(self, config: DecoderConfig, dtype, input_width: int | None = None, split: Split = WHOLE, local: bool = False):
         self.config, self.split = config, split
+        self.window = config.window if local else None
+        self.rope = config.local_rope if local and config.local_rope is not None else config.rope
         heads, group, size, width = config.num_kv_heads, config.group_size, config.head_dim, input_width or config.width
         self.qkv = parameter((heads, group + 2, size, width), ("kv_heads", "group", "head_dim", "embed"), dtype)
         if config.qkv_bias:
             self.qkv_bias = parameter((heads, group + 2, size), ("kv_heads", "group", "head_dim"), dtype)
+        if config.query_key_norm:
+            self.query_norm = RMSNorm(size, config.norm_eps, dtype, "head_dim")
+            self.key_norm = RMSNorm(size, config.norm_eps, dtype, "head_dim")
         self.out = parameter((config.width, heads, group, size), ("embed", "kv_heads", "group", "head_dim"), dtype)
 
     def project(self, inputs, positions):
@@ -189,9 +138,11 @@ class Attention(nnx.Module):
         projected = contract(inputs, self.qkv[...])
         if self.config.qkv_bias:
             projected = projected + self.qkv_bias[...][None, None]
-        frequencies = self.config.rope.frequencies(self.config.head_dim)
+        heads = projected[..., :-1, :]
+        if self.config.query_key_norm:
+            heads = jnp.concatenate([self.query_norm(heads[..., :-1, :]), self.key_norm(heads[..., -1:, :])], axis=-2)
         # Query heads and the key head turn by the same angles: [B, T, K, G + 1, D].
-        turned = rotate(projected[..., :-1, :], positions, frequencies)
+        turned = rotate(heads, positions, self.rope.frequencies(self.config.head_dim), self.rope.magnitude)
         return turned[..., :-1, :], turned[..., -1, :].swapaxes(1, 2), projected[..., -1, :].swapaxes(1, 2)
 
     def join(self, mixed):
@@ -200,38 +151,37 @@ class Attention(nnx.Module):
 
     def __call__(self, inputs, positions, cache_keys, cache_values, lengths, block_mask):
         query, keys, values = self.project(inputs, positions)
-        mixed = attend(query, keys, values, cache_keys, cache_values, lengths, block_mask)
+        since = None
+        if self.window is not None:
+            # By position, not by place in the pass: siblings of a tree have the same window.
+            since = positions - (self.window - 1)
+            block_mask = block_mask if block_mask.ndim == 3 else block_mask[None]
+            block_mask = block_mask & (positions[:, None, :] >= since[:, :, None])
+        options = {"since": since, "scale": self.config.attention_scale, "cap": self.config.attention_soft_cap}
+        mixed = attend(query, keys, values, cache_keys, cache_values, lengths, block_mask, **options)
         return self.join(mixed), keys, values
 
 
-class GatedMLP(nnx.Module):
-    """SiLU-gated MLP (Shazeer 2020, arXiv:2002.05202)."""
-
-    def __init__(self, config: DecoderConfig, dtype, split: Split = WHOLE):
-        self.split = split
-        self.gate_up = parameter((2, config.mlp_width, config.width), ("gate_up", "mlp", "embed"), dtype)
-        self.down = parameter((config.width, config.mlp_width), ("embed", "mlp"), dtype)
-
-    def __call__(self, inputs):
-        projected = contract(inputs, self.gate_up[...])
-        wide = projected.astype(jnp.promote_types(inputs.dtype, jnp.float32))
-        gated = nnx.silu(wide[..., 0, :]) * wide[..., 1, :]
-        return self.split.summed(self.split.mlp, contract(gated.astype(inputs.dtype), self.down[...]))
-
-
 class Layer(nnx.Module):
-    """Pre-norm attention and MLP, each added to the residual stream."""
+    """Pre-norm attention and MLP, each added to the residual stream, with a norm in between where the model has one."""
 
-    def __init__(self, config: DecoderConfig, dtype, split: Split = WHOLE):
-        self.attention_norm = RMSNorm(config.width, config.norm_eps, dtype)
-        self.attention = Attention(config, dtype, split=split)
-        self.mlp_norm = RMSNorm(config.width, config.norm_eps, dtype)
-        self.mlp = GatedMLP(config, dtype, split)
+    def __init__(self, config: DecoderConfig, dtype, split: Split = WHOLE, local: bool = False):
+        def norm():
+            return RMSNorm(config.width, config.norm_eps, dtype)
+
+        self.post_norms = config.post_norms
+        self.attention_norm = norm()
+        self.attention = Attention(config, dtype, split=split, local=local)
+        self.mlp_norm = norm()
+        self.mlp = (GatedMLP if config.experts is None else ExpertsMLP)(config, dtype, split)
+        if config.post_norms:
+            self.attention_post_norm, self.mlp_post_norm = norm(), norm()
 
     def __call__(self, stream, *attention_inputs):
         mixed, keys, values = self.attention(self.attention_norm(stream), *attention_inputs)
-        stream = stream + mixed
-        return stream + self.mlp(self.mlp_norm(stream)), keys, values
+        stream = stream + (self.attention_post_norm(mixed) if self.post_norms else mixed)
+        changed = self.mlp(self.mlp_norm(stream))
+        return stream + (self.mlp_post_norm(changed) if self.post_norms else changed), keys, values
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -244,15 +194,18 @@ class DecoderModule(nnx.Module):
     """The layers between embedding and logits. Use :class:`Decoder`, which hides the module objects."""
 
     def __init__(self, config: DecoderConfig, dtype, split: Split = WHOLE):
-        self.split = split
+        self.config, self.split = config, split
         self.embedding = parameter((config.vocab_size, config.width), ("vocab", "embed"), dtype)
-        self.layers = nnx.List([Layer(config, dtype, split) for _ in range(config.num_layers)])
+        self.layers = nnx.List([Layer(config, dtype, split, i in config.local_layers) for i in range(config.num_layers)])
         self.final_norm = RMSNorm(config.width, config.norm_eps, dtype)
         if not config.tied_embedding:
             self.unembedding = parameter((config.vocab_size, config.width), ("vocab", "embed"), dtype)
 
     def __call__(self, tokens, positions, cache, block_mask, feature_layers):
         stream = self.split.embed(self.embedding[...], tokens)
+        if self.config.embedding_scale != 1.0:
+            wide = stream.astype(jnp.promote_types(stream.dtype, jnp.float32))
+            stream = (wide * self.config.embedding_scale).astype(stream.dtype)
         shown = {0: stream}
         keys, values = [], []
         for index, layer in enumerate(self.layers):
@@ -273,7 +226,8 @@ class DecoderModule(nnx.Module):
 
     def unembed(self, hidden):
         matrix = (self.embedding if not hasattr(self, "unembedding") else self.unembedding)[...]
-        return contract(hidden, matrix, dtype=jnp.promote_types(hidden.dtype, jnp.float32))
+        logits = contract(hidden, matrix, dtype=jnp.promote_types(hidden.dtype, jnp.float32))
+        return soft_cap(logits, self.config.logit_soft_cap)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from specjax.cache import KVCache
 from specjax.models.base import ModelOutput
 from specjax.models.config import DecoderConfig
-from specjax.models.decoder import Decoder, contract, random_params
+from specjax.models.decoder import Decoder, contract, random_params, soft_cap
 from specjax.models.draft_vocabulary import widen
 from specjax.models.loaded import Model
 from specjax.models.shallow import keep_layers
@@ -108,7 +108,8 @@ class DraftLayers:
 
     def logits(self, shared, hidden) -> jax.Array:
         """Logits [..., R], at least float32, of hidden states [..., E]."""
-        return contract(hidden, shared["output"].astype(hidden.dtype), dtype=jnp.promote_types(hidden.dtype, jnp.float32))
+        logits = contract(hidden, shared["output"].astype(hidden.dtype), dtype=jnp.promote_types(hidden.dtype, jnp.float32))
+        return soft_cap(logits, self.config.decoder.logit_soft_cap)
 
     def unembed(self, params, hidden) -> jax.Array:
         """Logits [..., V] over the target's ids, -inf for tokens that it cannot propose."""

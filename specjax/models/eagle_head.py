@@ -48,6 +48,9 @@ class EagleConfig:
     def __post_init__(self):
         if self.layer.num_layers != 1:
             raise ValueError(f"EagleConfig: layer has {self.layer.num_layers} layers; a head has one")
+        if special := self.layer.not_plain():
+            value = getattr(self.layer, special[0])
+            raise ValueError(f"EagleConfig: layer has {special[0]} {value!r}; a head has none (see DecoderConfig.plain_layer)")
         count, size = self.num_features, self.draft_vocab_size
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ValueError(f"EagleConfig: num_features is {count!r}; it must be a whole number of at least 1")

@@ -36,5 +36,5 @@ def keep_layers(model: Model, layers: Sequence[int]) -> Model:
     if not layers or any(layer not in range(num_layers) for layer in layers):
         raise ValueError(f"keep_layers: layers is {layers}; it must hold at least one of 0 to {num_layers - 1}")
     params = model.params | {"layers": {place: model.params["layers"][layer] for place, layer in enumerate(layers)}}
-    functions = Decoder(dataclasses.replace(model.config, num_layers=len(layers)))
+    functions = Decoder(model.config.with_layers(layers))
     return dataclasses.replace(model, functions=functions, params=params, name=f"{model.name}, {len(layers)} layers")

@@ -97,6 +97,7 @@ class Material:
             "embedding": functions.embedding_matrix(params),
             "output": (output if self.ids is None else output[self.ids]).astype(jnp.float32),
             "ids": None if self.ids is None else jnp.asarray(self.ids),
+            "soft_cap": getattr(self.model.config, "logit_soft_cap", None),
         }
 
     def facts(self) -> dict:

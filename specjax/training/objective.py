@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.models.decoder import contract
+from specjax.models.decoder import contract, soft_cap
 from specjax.training.batches import TrainingBatch
 from specjax.training.losses import check_loss, distances, rank_of, weighted_mean
 
@@ -41,7 +41,8 @@ class Objective:
     def target_logits(self, shared: dict, batch: TrainingBatch) -> jax.Array:
         """The target's own logits [B, T, R] for the draft's tokens at every place, from its final hidden states."""
         hidden = batch.features[:, :, -1].astype(shared["output"].dtype)
-        return contract(hidden, shared["output"], dtype=jnp.promote_types(hidden.dtype, jnp.float32))
+        logits = contract(hidden, shared["output"], dtype=jnp.promote_types(hidden.dtype, jnp.float32))
+        return soft_cap(logits, shared.get("soft_cap"))
 
     def __call__(self, params, shared: dict, batch: TrainingBatch) -> tuple[jax.Array, dict]:
         """The loss, and by depth the loss and the share of places where the draft's best is the target's best."""

@@ -99,7 +99,7 @@ def train_eagle(
       The head and the log.
     """
     model = material.model
-    layer = dataclasses.replace(model.config, num_layers=1)
+    layer = model.config.plain_layer()
     functions = EagleHead(EagleConfig(layer, len(material.feature_layers), material.draft_vocab_size))
     fresh = functions.init(jax.random.key(settings.seed))
     # The norm that the target's output matrix was made for.

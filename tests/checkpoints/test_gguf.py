@@ -4,8 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.checkpoints import fuse
-from specjax.checkpoints.gguf import ARCHITECTURES, load_gguf_params, read_config
+from specjax.checkpoints.gguf import load_gguf_params, read_config
 from specjax.checkpoints.gguf_file import GGUFFile
 from specjax.models.config import Llama3RopeScaling, RopeConfig
 from specjax.models.decoder import Decoder
@@ -177,9 +176,12 @@ def test_leftover_tensor(path):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"attention__sliding_window": 16}, "llama.attention.sliding_window is 16"),
-        ({"expert_count": 8}, "llama.expert_count is 8; supported: 0"),
-        ({"rope__scaling__type": "yarn"}, "llama.rope.scaling.type is 'yarn'; supported: 'none'"),
+        ({"attention__sliding_window_pattern": [True], "attention__sliding_window": 9}, "an entry for each of 2 layers"),
+        ({"expert_count": 8}, "llama.expert_used_count is missing"),
+        ({"expert_shared_count": 1}, "llama.expert_shared_count is 1; supported: 0"),
+        ({"rope__scaling__type": "dynamic"}, "llama.rope.scaling.type is 'dynamic'; supported: 'none', 'linear', 'yarn'"),
+        ({"rope__scaling__type": "longrope"}, "llama.rope.scaling.type is 'longrope' .*; supported: 'none', 'linear', 'yarn'"),
+        ({"rope__scaling__factor": 2.0}, "llama.rope.scaling.factor is 2.0; without rope.scaling.type it must be 1.0"),
         ({"something_new": 1}, "llama.something_new is 1; this key is not known"),
         ({"block_count": None}, "llama.block_count is missing"),
         ({"feed_forward_length": [64, 32]}, r"llama.feed_forward_length is \[64, 32\]; it must be one int"),
@@ -194,7 +196,7 @@ def test_option_that_cannot_be_honoured(path, options, match):
 
 def test_unknown_architecture(path):
     tiny.write_gguf(path, tiny.gguf_tensors(tiny.hf_tensors()), "mamba")
-    refused(path, "general.architecture is 'mamba'; supported: llama, qwen2")
+    refused(path, "general.architecture is 'mamba'; supported: llama, qwen2, qwen3, qwen3moe, gemma2, gemma3, phi3")
 
 
 def test_llama3_frequency_factors(path):
@@ -221,8 +223,3 @@ def test_float16_overflow_is_reported(path):
     load(path, "bfloat16")
     with pytest.raises(ValueError, match=r"'blk.0.ffn_up.weight' has values beyond float16's largest"):
         load(path, "float16")
-
-
-def test_every_architecture_has_names():
-    assert set(ARCHITECTURES) == {"llama", "qwen2"}
-    assert fuse.GGUF.bias("query") == "blk.{i}.attn_q.bias"

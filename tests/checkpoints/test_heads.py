@@ -14,7 +14,8 @@ import safetensors.numpy
 
 from specjax.checkpoints.heads import heads_of, load_head, save_head, shipped_heads
 from specjax.checkpoints.medusa_files import load_medusa
-from specjax.models.config import Llama3RopeScaling, RopeConfig
+from specjax.models.config import ExpertsConfig, Llama3RopeScaling, RopeConfig, YarnRopeScaling
+from specjax.models.eagle_head import EagleConfig
 from specjax.tree import DraftTree
 from tests import heads
 
@@ -25,6 +26,13 @@ def scaled_target():
     return heads.target(config=dataclasses.replace(heads.CONFIG, rope=ROPE))
 
 
+def special_target():
+    """With an option of every kind that a card must bring back."""
+    local = {"window": 5, "local_layers": (0,), "local_rope": RopeConfig(70.0, YarnRopeScaling(2.0, 32))}
+    special = local | {"experts": ExpertsConfig(2, 1), "logit_soft_cap": 4.0, "activation": "gelu_tanh"}
+    return heads.target(config=dataclasses.replace(heads.CONFIG, rope=ROPE, **special))
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("heads")
@@ -33,7 +41,7 @@ def folders(tmp_path_factory):
     )
     save_head(eagle, folder / "eagle", jnp.float32)
     save_head(heads.medusa_heads(num_blocks=2), folder / "medusa")
-    save_head(heads.draft_layers(scaled_target(), num_layers=2), folder / "draft", jnp.float32)
+    save_head(heads.draft_layers(special_target(), num_layers=2), folder / "draft", jnp.float32)
     return folder
 
 
@@ -46,7 +54,7 @@ def test_a_round_trip_changes_no_bit(folders):
     assert (loaded.target, loaded.feature_layers, loaded.tree) == (saved.target, saved.feature_layers, DraftTree((-1, 0, 0, 1)))
     assert loaded.ids.tolist() == heads.IDS.tolist()
     assert loaded.facts == {"licence": "Apache-2.0", "tokens": 5}
-    saved, loaded = heads.draft_layers(scaled_target(), num_layers=2), load_head(folders / "draft")
+    saved, loaded = heads.draft_layers(special_target(), num_layers=2), load_head(folders / "draft")
     chex.assert_trees_all_equal(loaded.params, saved.params)
     assert sorted(loaded.params) == ["final_norm", "layers"]
     assert (loaded.functions, loaded.feature_layers, loaded.ids.tolist()) == (saved.functions, (), heads.IDS.tolist())
@@ -54,6 +62,17 @@ def test_a_round_trip_changes_no_bit(folders):
     assert sorted(loaded.params["blocks"]) == [0, 1]
     halved = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), saved.params)
     chex.assert_trees_all_equal(loaded.params, halved)
+
+
+def test_a_card_may_be_older_than_some_options():
+    """The shipped cards name no more than the first options of a decoder; the others are then off."""
+    for folder in shipped_heads().values():
+        card = json.loads((folder / "card.json").read_text())
+        if card["kind"] == "eagle":
+            assert "window" not in card["config"]["layer"]
+            layer = load_head(folder).functions.config.layer
+            assert layer.not_plain() == []
+            assert (layer.query_key_norm, layer.activation) == (False, "silu")
 
 
 def edited(folders, tmp_path, name, change):
@@ -220,3 +239,10 @@ def test_what_ships_is_small_and_tells_how_it_was_made():
         needed = {"command", "data", "licence", "training_tokens", "stages", "target_sha256", "vocabulary_coverage", "accuracies"}
         assert needed | {"evaluation"} <= head.facts.keys()
         assert head.facts["evaluation"]["tokens_per_round"]["chain of 4"] > 1.6
+
+
+def test_an_autoregressive_head_is_a_plain_layer():
+    layer = dataclasses.replace(heads.CONFIG, num_layers=1)
+    with pytest.raises(ValueError, match=r"layer has post_norms True; a head has none \(see DecoderConfig.plain_layer\)"):
+        EagleConfig(dataclasses.replace(layer, post_norms=True))
+    EagleConfig(dataclasses.replace(special_target().config, post_norms=True).plain_layer())

@@ -6,19 +6,20 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from specjax.checkpoints.folder_config import FAMILIES, read_config
 from specjax.checkpoints.gguf import load_gguf_params
 from specjax.checkpoints.gguf import read_config as read_gguf_config
 from specjax.checkpoints.gguf_file import GGUFFile
-from specjax.checkpoints.safetensors import SafetensorsFolder, load_safetensors_params, read_config, stop_token_ids
+from specjax.checkpoints.safetensors import SafetensorsFolder, load_safetensors_params, stop_token_ids
 from specjax.checkpoints.tokenizer import Tokenizer
-from specjax.models.config import Llama3RopeScaling
+from specjax.models.config import LinearRopeScaling, Llama3RopeScaling, YarnRopeScaling
 from specjax.models.decoder import Decoder
 from tests.checkpoints import tiny
 
 
 def load(folder, dtype="float32"):
     reader = SafetensorsFolder(folder)
-    return load_safetensors_params(reader, read_config(folder, reader.shapes()), dtype)
+    return load_safetensors_params(reader, *read_config(folder, reader.shapes()), dtype)
 
 
 def write(tmp_path, config=None, tensors=None, **files):
@@ -128,16 +129,33 @@ def test_untied_without_head(tmp_path):
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: 'silu'"),
         ({"attention_bias": True}, "attention_bias is True; supported: False"),
         ({"mlp_bias": True}, "mlp_bias is True"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling has rope_type 'linear'; supported: 'default', "),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, "rope_parameters has rope_type 'yarn'"),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "rope_scaling has rope_type 'dynamic'; supported: 'default', 'linear'",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}},
+            "has rope_type 'longrope'; supported: .*'llama3', 'yarn'",
+        ),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, "rope_parameters.factor is None; it must be a number"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 0.7}},
+            "rope_scaling.mscale is 0.7; supported: for 'yarn': factor",
+        ),
+        (
+            {"rope_parameters": {"chunked_attention": {}}},
+            "rope_parameters.chunked_attention is {}; supported: for 'default': no ",
+        ),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling.low_freq_factor is None; it must be a number"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor is 0.5"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is .*awq.*; supported: none"),
-        ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 16}, "sliding_window is 16 in some layers"),
-        ({"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}, "sliding_window is 16 in some layers"),
-        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types has 'linear_attention'"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window is None; layer_types has layers that need"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries; num_hidden_layers is 2"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "'linear_attention'; supported: 'full_attention', 'sliding_"),
+        ({"num_experts": 8}, "num_experts is 8; this field is not known for llama, so it cannot be honoured"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0; this field is not known for llama"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures is .*; supported for llama: LlamaForCausalLM"),
-        ({"model_type": "mistral"}, "model_type is 'mistral'; supported: llama, qwen2"),
+        ({"model_type": "mamba"}, f"model_type is 'mamba'; supported: {', '.join(FAMILIES)}"),
         ({"hidden_size": None}, "hidden_size is None; it must be an integer"),
         ({"rms_norm_eps": None}, "rms_norm_eps is None; it must be a number"),
         ({"num_key_value_heads": 3}, "num_query_heads is 4"),
@@ -163,8 +181,30 @@ def test_options_that_change_nothing(tmp_path, changes):
     assert load(write(tmp_path, tiny.hf_config(**changes)))[0] == load(write(tmp_path))[0]
 
 
+@pytest.mark.parametrize(
+    ("changes", "window", "local"),
+    [
+        ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 16}, 16, (1,)),
+        ({"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}, 16, (1,)),
+        ({"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}, 16, (0, 1)),
+    ],
+)
+def test_windows(tmp_path, changes, window, local):
+    config, _ = load(write(tmp_path, tiny.hf_config(**changes)))
+    assert (config.window, config.local_layers, config.local_rope) == (window, local, None)
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_rope_scaling(tmp_path, kind):
+    given = {"type": kind, "factor": 4.0} | ({"beta_fast": 8} if kind == "yarn" else {})
+    config, _ = load(write(tmp_path, tiny.hf_config(rope_scaling=given)))
+    # Where a file does not say how far the model was trained, it is max_position_embeddings.
+    wanted = LinearRopeScaling(4.0) if kind == "linear" else YarnRopeScaling(4.0, 64, beta_fast=8)
+    assert config.rope.scaling == wanted
+
+
 def test_defaults_of_absent_fields(tmp_path):
-    config = read_config(
+    config, _ = read_config(
         write(tmp_path, tiny.hf_config(num_key_value_heads=None, head_dim=None, rope_theta=None)), {"lm_head.weight": (40, 32)}
     )
     assert (config.num_kv_heads, config.head_dim, config.rope.theta) == (4, 8, 10_000.0)

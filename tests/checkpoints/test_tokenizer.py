@@ -114,7 +114,7 @@ def test_smollm_pieces(path, text, pieces):
     [
         ({"pre": "something-new"}, "tokenizer.ggml.pre is 'something-new'; known are gpt-2, gpt2, llama-bpe"),
         ({"pre": None}, "tokenizer.ggml.pre is None"),
-        ({"ggml__model": "llama"}, "tokenizer.ggml.model is 'llama'; only byte-pair vocabularies"),
+        ({"ggml__model": "bert"}, r"tokenizer.ggml.model is 'bert'; supported: 'gpt2' \(byte-level\), 'llama'"),
         ({"ggml__token_type": [1, 1]}, "token_type has 2 entries, there are 260 tokens"),
         ({"ggml__merges": ["a b c"]}, r"merges\[0\] is 'a b c'; it must be two tokens"),
         ({"ggml__merges": ["a b", "a zz"]}, r"merges\[1\] is 'a zz'; 'zz' is not in the vocabulary"),

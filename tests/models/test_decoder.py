@@ -6,8 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.models.config import DecoderConfig, RopeConfig
+from specjax.models.config import DecoderConfig, ExpertsConfig, RopeConfig
 from specjax.models.decoder import Decoder, attend, contract, rotate
+from specjax.models.mlp import ExpertsMLP, gated
 
 CONFIG = DecoderConfig(
     vocab_size=19, num_layers=2, width=12, num_query_heads=6, num_kv_heads=3, head_dim=4, mlp_width=20, max_positions=64,
@@ -17,6 +18,8 @@ VARIANTS = {
     "tied": CONFIG,
     "untied": dataclasses.replace(CONFIG, tied_embedding=False),
     "biases": dataclasses.replace(CONFIG, qkv_bias=True),
+    "norms": dataclasses.replace(CONFIG, query_key_norm=True, post_norms=True),
+    "experts": dataclasses.replace(CONFIG, experts=ExpertsConfig(7, 2)),
 }
 TOKENS = jnp.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
 POSITIONS = jnp.broadcast_to(jnp.arange(5), (2, 5))
@@ -56,6 +59,41 @@ def test_tokens_outside_the_mask_are_invisible():
     # A later sibling changes neither the root nor the sibling before it.
     beside = run(decoder, params, TOKENS, jnp.minimum(POSITIONS, 1), siblings).hidden
     np.testing.assert_allclose(beside[:, :2], alone, atol=2e-6)
+
+
+def test_a_window_counts_positions():
+    """All scores are 0: the mean of the values in the window, whichever of them are committed."""
+    values = 2.0 ** jnp.arange(6)
+    keys = jnp.zeros((1, 1, 6, 2))
+    by_place = jnp.repeat(values[None, None, :, None], 2, axis=3)
+    for committed in (0, 2, 5):
+        query = jnp.zeros((1, 6 - committed, 1, 1, 2))
+        position = jnp.arange(committed, 6)
+        mask = (position[:, None] >= position[None]) & (position[:, None] - position[None] < 3)
+        mixed = attend(
+            query, keys[:, :, committed:], by_place[:, :, committed:], keys, by_place, jnp.array([committed]), mask,
+            since=position[None] - 2,
+        )[0, :, 0, 0, 0]  # fmt: skip
+        expected = [np.mean(values[max(0, p - 2) : p + 1]) for p in range(committed, 6)]
+        np.testing.assert_allclose(mixed, expected, rtol=1e-6)
+
+
+def test_experts_are_mixed_by_their_shares():
+    config = dataclasses.replace(CONFIG, experts=ExpertsConfig(5, 2, renormalise=False), mlp_width=7)
+    layer = ExpertsMLP(config, jnp.float32)
+    keys = jax.random.split(jax.random.key(0), 4)
+    router, gate_up, down, inputs = (
+        jax.random.normal(key, shape) for key, shape in zip(keys, [(5, 12), (5, 2, 7, 12), (5, 12, 7), (2, 3, 12)], strict=True)
+    )
+    layer.router[...], layer.gate_up[...], layer.down[...] = router, gate_up, down
+    shares = jax.nn.softmax(np.einsum("btw,ew->bte", inputs, router), axis=-1)
+    # Every expert over every token; those that are not among the two largest count nothing.
+    all_outputs = np.einsum("btef,ewf->btew", gated(np.einsum("btw,egfw->btegf", inputs, gate_up), "silu"), down)
+    counted = np.where(shares >= np.sort(shares, axis=-1)[..., -2:-1], shares, 0)
+    np.testing.assert_allclose(layer(inputs), np.einsum("bte,btew->btw", counted, all_outputs), atol=2e-4)
+    layer.experts = ExpertsConfig(5, 2)
+    counted = counted / counted.sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(layer(inputs), np.einsum("bte,btew->btw", counted, all_outputs), atol=2e-4)
 
 
 def test_rotation_depends_on_distance_alone():
@@ -113,9 +151,10 @@ def test_every_parameter_has_logical_axes(variant):
         for name, size in zip(names, shape.shape, strict=True):
             sizes.setdefault(name, set()).add(size)
     # One name, one kind of axis; "group" counts the query heads, and in the fused projection the key and the value too.
-    assert sizes == {
+    expected = {
         "vocab": {19}, "embed": {12}, "kv_heads": {3}, "group": {2, 4}, "head_dim": {4}, "mlp": {20}, "gate_up": {2},
     }  # fmt: skip
+    assert sizes == expected | ({"experts": {7}} if variant == "experts" else {})
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -128,6 +167,12 @@ def test_parameters_are_the_described_ones(variant):
         "mlp_norm": {"scale": (12,)},
         "mlp": {"gate_up": (2, 20, 12), "down": (12, 20)},
     }
+    if config.query_key_norm:
+        layer["attention"] |= {"query_norm": {"scale": (4,)}, "key_norm": {"scale": (4,)}}
+    if config.post_norms:
+        layer |= {"attention_post_norm": {"scale": (12,)}, "mlp_post_norm": {"scale": (12,)}}
+    if config.experts:
+        layer["mlp"] = {"router": (7, 12), "gate_up": (7, 2, 20, 12), "down": (7, 12, 20)}
     expected = {"embedding": (19, 12), "layers": {0: layer, 1: layer}, "final_norm": {"scale": (12,)}}
     assert shapes == expected | ({} if config.tied_embedding else {"unembedding": (19, 12)})
 

@@ -1,5 +1,7 @@
 """A distilled draft model is a model that shares its target's matrices."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +15,9 @@ POSITIONS = jnp.broadcast_to(jnp.arange(5), (2, 5))
 
 
 def test_it_computes_what_a_model_with_copies_computes():
-    """All tokens: the same bits. A reduced vocabulary: the same logits for its tokens and -inf for the others."""
+    """All tokens: the same bits. A reduced vocabulary: the same logits for its tokens, -inf for the others. All are capped."""
     model = heads.cycling_target()
+    model = dataclasses.replace(model, functions=Decoder(dataclasses.replace(model.config, logit_soft_cap=2.0)))
     for ids in (None, heads.IDS):
         trained = heads.draft_layers(model, ids, num_layers=2)
         params = {"own": trained.params, "shared": trained.shared(model)}

@@ -104,20 +104,33 @@ def test_smollm2(smollm2):
     assert_float32_parity(smollm2, read_golden("smollm2-135m-instruct"))
 
 
-def test_qwen(qwen_path):
-    """The largest of these 38 differences depends on luck, so what is held to twice the reference is the root mean square.
+def assert_large_parity(path, name):
+    """The largest of some dozen differences depends on luck, so what is held to twice the reference is the root mean square.
 
     What XLA multiplies float32 matrices with on CPUs by default (YNNPACK) adds 896 and 4,864 products one after another and so
     rounds about twice as much as the reference's library. With its other one the same formulas round as the reference does.
     """
-    model = specjax.load_model(qwen_path, dtype="float32")
-    sequences = read_golden("qwen2.5-coder-0.5b-instruct")
+    model, sequences = specjax.load_model(path, dtype="float32"), read_golden(name)
     assert_float32_parity(model, sequences, factor=3)
     options = {"xla_cpu_experimental_ynn_fusion_type": "", "xla_backend_optimization_level": 3}
     results = measure(model, model.params, sequences, options)
     for kind in KINDS:
         ours, theirs = mean_square_differences(results, sequences, kind)
         assert np.sqrt(ours) <= 2 * np.sqrt(theirs), f"{kind}: {np.sqrt(ours)}, reference {np.sqrt(theirs)}"
+
+
+def test_qwen(qwen_path):
+    assert_large_parity(qwen_path, "qwen2.5-coder-0.5b-instruct")
+
+
+def test_large_qwen(large_qwen_path):
+    assert_large_parity(large_qwen_path, "qwen2.5-coder-1.5b-instruct")
+
+
+def test_gemma(gemma_path):
+    """One of the texts is longer than the window of the local layers."""
+    assert max(len(sequence["token_ids"]) for sequence in read_golden("gemma-3-270m")) > 512
+    assert_large_parity(gemma_path, "gemma-3-270m")
 
 
 def linear(apply, model, params, tokens, size=40):

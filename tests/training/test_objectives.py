@@ -80,10 +80,10 @@ def test_a_perfect_medusa_head_has_no_loss():
 
 def test_a_draft_model_that_is_its_target_has_no_loss():
     """All layers of the target: the same logits at every place, and the target's own ranks at every depth."""
-    target = heads.target()
+    target = heads.target(config=dataclasses.replace(heads.CONFIG, logit_soft_cap=1.5))
     functions, params = layers_of(target, [0, 1], len(heads.IDS))
     shared = {"embedding": target.params["embedding"], "output": target.params["embedding"][heads.IDS], "ids": heads.IDS}
-    shared = jax.tree.map(jnp.asarray, shared)
+    shared = jax.tree.map(jnp.asarray, shared | {"soft_cap": 1.5})
     batch = batch_of(None)
     objective = DraftObjective(functions, depth=3)
     loss, metrics = objective(params, shared, batch)

@@ -1,0 +1,105 @@
+"""Matrix products, parameters with named axes, and sums over the devices of a mesh: what every module is made of.
+
+Letters in shapes: B rows, T tokens of a pass, V vocabulary, E width.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+
+def exact(dtype) -> lax.Precision | None:
+    """Precision of a product: float32 means float32, also where the hardware would rather multiply in bfloat16."""
+    return lax.Precision.HIGHEST if jnp.dtype(dtype).itemsize >= 4 else None
+
+
+def contract(inputs: jax.Array, weight: jax.Array, num_in: int = 1, dtype=None) -> jax.Array:
+    """``inputs`` [..., *in] times ``weight`` [*out, *in], over their last ``num_in`` axes: [..., *out].
+
+    Accumulated in at least float32; in ``dtype``, which is the inputs' unless given.
+    """
+    rows, out_shape = inputs.shape[:-num_in], weight.shape[:-num_in]
+    # Two plain matrices: XLA's CPU backend transposes a weight of more axes before it multiplies, at ten times the cost.
+    inputs = inputs.reshape(math.prod(rows), -1)
+    weight = weight.reshape(math.prod(out_shape), -1)
+    # It also runs a half-precision product of one row about five times slower than one of two rows.
+    pad = inputs.shape[0] == 1 and inputs.dtype.itemsize < 4 and jax.default_backend() == "cpu"
+    if pad:
+        inputs = jnp.concatenate([inputs, inputs])
+    outputs = lax.dot_general(
+        inputs,
+        weight,
+        (((1,), (1,)), ((), ())),
+        precision=exact(inputs.dtype),
+        preferred_element_type=dtype or inputs.dtype,
+    )
+    return outputs[: math.prod(rows)].reshape(rows + out_shape)
+
+
+def contract_by_group(inputs: jax.Array, weights: jax.Array, counts: jax.Array) -> jax.Array:
+    """``inputs`` [N, in], the first ``counts[0]`` rows times ``weights[0]`` [out, in], the next ``counts[1]`` times the next."""
+    numbers = lax.RaggedDotDimensionNumbers(
+        dot_dimension_numbers=(((1,), (2,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[0]
+    )
+    return lax.ragged_dot_general(
+        inputs, weights, counts, numbers, precision=exact(inputs.dtype), preferred_element_type=inputs.dtype
+    )
+
+
+def parameter(shape, axes, dtype) -> nnx.Param:
+    """A zero parameter with logical axis names; values come from a checkpoint or :meth:`Decoder.init`."""
+    return nnx.Param(jnp.zeros(shape, dtype), out_sharding=axes, eager_sharding=False)
+
+
+def random_params(abstract: dict, key: jax.Array, scale: float | None = None) -> dict:
+    """Parameters of the shapes in ``abstract``: vectors 1, the rest normal with ``scale`` (default: 1 / sqrt(last axis))."""
+    leaves, treedef = jax.tree.flatten(abstract)
+
+    def draw(key, leaf):
+        if leaf.ndim == 1:
+            return jnp.ones(leaf.shape, leaf.dtype)
+        deviation = scale if scale is not None else 1.0 / math.sqrt(leaf.shape[-1])
+        return (deviation * jax.random.normal(key, leaf.shape)).astype(leaf.dtype)
+
+    return jax.tree.unflatten(treedef, list(map(draw, jax.random.split(key, len(leaves)), leaves)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Which parts of a decoder a device of a mesh axis has its share of; the sizes of the config are then those of the share.
+
+    A product over what is split is a sum over the axis, in the dtype of the stream. With no axis nothing is split.
+
+    Attributes:
+      axis: name of the mesh axis; None: one device has everything.
+      heads: whether attention heads, and with them the cache, are split.
+      mlp: whether the width of the MLPs is.
+      vocab: whether the rows of the embedding and of the output matrix are.
+    """
+
+    axis: str | None = None
+    heads: bool = False
+    mlp: bool = False
+    vocab: bool = False
+
+    def summed(self, part: bool, values: jax.Array) -> jax.Array:
+        """``values``, added up over the axis where the ``part`` that they were made of is split."""
+        return lax.psum(values, self.axis) if part else values
+
+    def embed(self, matrix: jax.Array, tokens: jax.Array) -> jax.Array:
+        """Rows of the embedding, of which ``matrix`` [V, E] is this device's share; ids outside the vocabulary are clipped."""
+        if not self.vocab:
+            return jnp.take(matrix, tokens, axis=0, mode="clip")
+        share = matrix.shape[0]
+        places = jnp.clip(tokens, 0, share * lax.axis_size(self.axis) - 1) - share * lax.axis_index(self.axis)
+        here = (places >= 0) & (places < share)
+        rows = jnp.take(matrix, jnp.where(here, places, 0), axis=0, mode="clip")
+        # All but one of the shares add zeros: the sum is exact.
+        return lax.psum(jnp.where(here[..., None], rows, 0), self.axis)
+
+
+WHOLE = Split()
