@@ -238,6 +238,8 @@ class DecoderConfig:
       local_layers: numbers of the layers whose attention has the window, rising; the others are global.
       local_rope: rotary embedding of the local layers; None: that of all.
       experts: a mixture of experts in place of each MLP; None: one MLP.
+      product_parts: sums that each matrix product is added up in. Rounding errors of a long sum fall with its root: 8 make up for
+        compilers that add one term after the other, at the cost of so many times the arithmetic.
     """
 
     vocab_size: int
@@ -263,9 +265,11 @@ class DecoderConfig:
     local_layers: tuple[int, ...] = ()
     local_rope: RopeConfig | None = None
     experts: ExpertsConfig | None = None
+    product_parts: int = 1
 
     def __post_init__(self):
         sizes = ("vocab_size", "num_layers", "width", "num_query_heads", "num_kv_heads", "head_dim", "mlp_width", "max_positions")
+        sizes += ("product_parts",)
         for name in sizes:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
@@ -284,6 +288,8 @@ class DecoderConfig:
         for name in ("attention_scale", "attention_soft_cap", "logit_soft_cap"):
             if getattr(self, name) is not None:
                 _check_positive("DecoderConfig", name, getattr(self, name))
+        if self.product_parts > 1 and self.experts is not None:
+            raise ValueError(f"DecoderConfig: product_parts is {self.product_parts}; a mixture of experts takes 1 only")
         object.__setattr__(self, "local_layers", tuple(self.local_layers))
         self._check_local_layers()
 
@@ -319,7 +325,7 @@ class DecoderConfig:
     def plain_layer(self) -> "DecoderConfig":
         """The sizes of one layer beside the decoder, as trained heads have: its width and heads, global, nothing special."""
         plain = {field.name: field.default for field in dataclasses.fields(self) if field.name in NOT_PLAIN}
-        return dataclasses.replace(self, num_layers=1, **plain)
+        return dataclasses.replace(self, num_layers=1, product_parts=1, **plain)
 
     def not_plain(self) -> list[str]:
         """Fields that :meth:`plain_layer` would change."""

@@ -135,7 +135,7 @@ class Attention(nnx.Module):
 
     def project(self, inputs, positions):
         """Queries [B, T, K, G, D], keys [B, K, T, D] and values [B, K, T, D]; the first two turned to their positions."""
-        projected = contract(inputs, self.qkv[...])
+        projected = contract(inputs, self.qkv[...], parts=self.config.product_parts)
         if self.config.qkv_bias:
             projected = projected + self.qkv_bias[...][None, None]
         heads = projected[..., :-1, :]
@@ -147,7 +147,7 @@ class Attention(nnx.Module):
 
     def join(self, mixed):
         """[B, T, E] of the heads' results [B, T, K, G, D]."""
-        return self.split.summed(self.split.heads, contract(mixed, self.out[...], num_in=3))
+        return self.split.summed(self.split.heads, contract(mixed, self.out[...], num_in=3, parts=self.config.product_parts))
 
     def __call__(self, inputs, positions, cache_keys, cache_values, lengths, block_mask):
         query, keys, values = self.project(inputs, positions)
@@ -226,7 +226,8 @@ class DecoderModule(nnx.Module):
 
     def unembed(self, hidden):
         matrix = (self.embedding if not hasattr(self, "unembedding") else self.unembedding)[...]
-        logits = contract(hidden, matrix, dtype=jnp.promote_types(hidden.dtype, jnp.float32))
+        dtype = jnp.promote_types(hidden.dtype, jnp.float32)
+        logits = contract(hidden, matrix, dtype=dtype, parts=self.config.product_parts)
         return soft_cap(logits, self.config.logit_soft_cap)
 
 

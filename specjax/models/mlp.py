@@ -25,13 +25,13 @@ class GatedMLP(nnx.Module):
     """Gated MLP (Shazeer 2020, arXiv:2002.05202)."""
 
     def __init__(self, config: DecoderConfig, dtype, split: Split = WHOLE):
-        self.split, self.activation = split, config.activation
+        self.split, self.activation, self.parts = split, config.activation, config.product_parts
         self.gate_up = parameter((2, config.mlp_width, config.width), ("gate_up", "mlp", "embed"), dtype)
         self.down = parameter((config.width, config.mlp_width), ("embed", "mlp"), dtype)
 
     def __call__(self, inputs):
-        joined = gated(contract(inputs, self.gate_up[...]), self.activation).astype(inputs.dtype)
-        return self.split.summed(self.split.mlp, contract(joined, self.down[...]))
+        joined = gated(contract(inputs, self.gate_up[...], parts=self.parts), self.activation).astype(inputs.dtype)
+        return self.split.summed(self.split.mlp, contract(joined, self.down[...], parts=self.parts))
 
 
 class ExpertsMLP(nnx.Module):

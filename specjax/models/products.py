@@ -17,15 +17,18 @@ def exact(dtype) -> lax.Precision | None:
     return lax.Precision.HIGHEST if jnp.dtype(dtype).itemsize >= 4 else None
 
 
-def contract(inputs: jax.Array, weight: jax.Array, num_in: int = 1, dtype=None) -> jax.Array:
+def contract(inputs: jax.Array, weight: jax.Array, num_in: int = 1, dtype=None, parts: int = 1) -> jax.Array:
     """``inputs`` [..., *in] times ``weight`` [*out, *in], over their last ``num_in`` axes: [..., *out].
 
-    Accumulated in at least float32; in ``dtype``, which is the inputs' unless given.
+    Accumulated in at least float32, in ``parts`` sums that are added up at the end; in ``dtype``, which is the inputs' unless
+    given.
     """
     rows, out_shape = inputs.shape[:-num_in], weight.shape[:-num_in]
     # Two plain matrices: XLA's CPU backend transposes a weight of more axes before it multiplies, at ten times the cost.
     inputs = inputs.reshape(math.prod(rows), -1)
     weight = weight.reshape(math.prod(out_shape), -1)
+    if parts > 1:
+        inputs = _shares(inputs, parts)
     # It also runs a half-precision product of one row about five times slower than one of two rows.
     pad = inputs.shape[0] == 1 and inputs.dtype.itemsize < 4 and jax.default_backend() == "cpu"
     if pad:
@@ -37,7 +40,20 @@ def contract(inputs: jax.Array, weight: jax.Array, num_in: int = 1, dtype=None) 
         precision=exact(inputs.dtype),
         preferred_element_type=dtype or inputs.dtype,
     )
+    if parts > 1:
+        outputs = jnp.sum(outputs.reshape(parts, -1, outputs.shape[-1]), axis=0)
     return outputs[: math.prod(rows)].reshape(rows + out_shape)
+
+
+def _shares(inputs: jax.Array, parts: int) -> jax.Array:
+    """``inputs`` [N, in] as rows [parts * N, in] that each have a share of the inputs and zeros elsewhere.
+
+    A sum that meets zeros does not round there, and one product over more rows reads the weights once; they are not cut, which
+    would copy them.
+    """
+    size = inputs.shape[-1]
+    mine = (jnp.arange(size) * parts // size)[None] == jnp.arange(parts)[:, None]
+    return jnp.where(mine[:, None], inputs[None], 0).reshape(-1, size)
 
 
 def contract_by_group(inputs: jax.Array, weights: jax.Array, counts: jax.Array) -> jax.Array:

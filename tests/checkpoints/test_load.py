@@ -64,6 +64,12 @@ def test_dtype_is_chosen_where_none_is_given(gguf_path, monkeypatch):
     assert (model.dtype, model.dtype_reason) == (jnp.bfloat16, "measured")
 
 
+def test_sums_in_parts(gguf_path):
+    assert load_model(gguf_path, dtype="float32", product_parts=8).config.product_parts == 8
+    with pytest.raises(ValueError, match="load_model: product_parts is 0; it must be a whole number of at least 1"):
+        load_model("no-such-model", product_parts=0)
+
+
 def test_feature_layers(gguf_path):
     model = load_model(gguf_path, dtype="float32", feature_layers=[0, 2])
     assert run(model, [1])[1].shape == (1, 1, 2, 32)

@@ -93,7 +93,10 @@ def test_a_batch_of_one(smollm2, plain):
 
 
 def test_its_own_draft_is_always_accepted(smollm2, plain):
-    """A broken drafter can hide behind right output; full acceptance cannot be had by one. At temperature 0 every rule is greedy."""
+    """A broken drafter can hide behind right output; full acceptance cannot be had by one.
+
+    At temperature 0 every lossless rule gives the argmax.
+    """
     drafter = specjax.drafters.draft_model(smollm2, 3)
     completions = specjax.generate(smollm2, PROMPTS, GREEDY, drafter, rule="token")
     assert tokens(completions) == plain["greedy"]

@@ -103,6 +103,14 @@ def test_options_that_cannot_be(changes, match):
         DecoderConfig(**SIZES | changes)
 
 
+def test_sums_in_parts():
+    with pytest.raises(ValueError, match="product_parts is 0; it must be an integer of at least 1"):
+        DecoderConfig(**SIZES, product_parts=0)
+    with pytest.raises(ValueError, match="product_parts is 8; a mixture of experts takes 1 only"):
+        DecoderConfig(**SIZES, product_parts=8, experts=ExpertsConfig(4, 2))
+    assert DecoderConfig(**SIZES, product_parts=8).plain_layer().product_parts == 1
+
+
 @pytest.mark.parametrize(("count", "active", "name"), [(0, 1, "num_experts"), (4, 5, "num_active"), (4, 0, "num_active")])
 def test_experts_that_cannot_be(count, active, name):
     with pytest.raises(ValueError, match=f"ExpertsConfig: {name} is"):

@@ -121,6 +121,21 @@ def test_contract_sums_over_the_trailing_axes():
     np.testing.assert_allclose(contract(inputs, weight, num_in=2), np.einsum("btij,xyij->btxy", inputs, weight), atol=1e-5)
 
 
+def test_sums_in_parts():
+    """Each part is a sum of its own: what one part rounds away shows that the terms of another were not added to it."""
+    inputs, weight = jax.random.normal(jax.random.key(0), (2, 3, 21)), jax.random.normal(jax.random.key(1), (5, 21))
+    np.testing.assert_allclose(contract(inputs, weight, parts=4), np.einsum("bti,xi->btx", inputs, weight), atol=1e-5)
+    # 2^25 takes up no 1 added to it; three parts of eight ones each do not meet it before they are 24.
+    terms = jnp.array([[2.0**25, *[0.0] * 7, *[1.0] * 24]])
+    np.testing.assert_array_equal(contract(terms, jnp.ones((1, 32)), parts=4), [[2.0**25 + 24]])
+    params, logits = Decoder(CONFIG).init(jax.random.key(2)), []
+    for parts in (1, 3):
+        decoder = Decoder(dataclasses.replace(CONFIG, product_parts=parts))
+        logits.append(decoder.unembed(params, run(decoder, params).hidden))
+    np.testing.assert_allclose(*logits, atol=1e-5)
+    assert not np.array_equal(*logits)
+
+
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="only the CPU backend is slow for one half-precision row")
 def test_one_half_precision_row_is_computed_as_two():
     inputs = jax.random.normal(jax.random.key(0), (1, 2, 96)).astype(jnp.bfloat16)

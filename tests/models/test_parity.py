@@ -4,6 +4,7 @@ The yardstick is the reference's own rounding: float32 here may be off by at mos
 models are also run in float64, where both must agree to 1e-9, so that no small mistake can hide behind rounding.
 """
 
+import dataclasses
 import json
 import pathlib
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import specjax
+from specjax.models.decoder import Decoder
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 TINY = ("tiny-llama", "tiny-llama3", "tiny-qwen2")
@@ -60,9 +62,9 @@ def mean_square_differences(results, sequences, kind):
     return np.mean(np.square(np.concatenate([d.ravel() for d in ours]))), np.mean(np.concatenate([d.ravel() for d in theirs]))
 
 
-def assert_float32_parity(model, sequences, factor=2):
+def assert_float32_parity(model, sequences, factor=2, compiler_options=None):
     assert model.dtype == jnp.float32
-    results = measure(model, model.params, sequences)
+    results = measure(model, model.params, sequences, compiler_options)
     allowed = {kind: factor * max(sequence["float32_error"][kind] for sequence in sequences) for kind in KINDS}
     errors = {kind: worst_difference(results, sequences, kind) for kind in KINDS}
     assert all(errors[kind] <= allowed[kind] for kind in KINDS), f"errors {errors}, allowed {allowed}"
@@ -105,18 +107,17 @@ def test_smollm2(smollm2):
 
 
 def assert_large_parity(path, name):
-    """The largest of some dozen differences depends on luck, so what is held to twice the reference is the root mean square.
+    """With the compiler's usual options.
 
-    What XLA multiplies float32 matrices with on CPUs by default (YNNPACK) adds 896 and 4,864 products one after another and so
-    rounds about twice as much as the reference's library. With its other one the same formulas round as the reference does.
+    What XLA multiplies float32 matrices with on CPUs by default (YNNPACK) adds hundreds or thousands of products one after
+    another and so rounds about twice as much as the reference's library: the largest error is then up to 2.4 times the
+    reference's. Sums in eight parts stay within twice the reference's.
     """
-    model, sequences = specjax.load_model(path, dtype="float32"), read_golden(name)
-    assert_float32_parity(model, sequences, factor=3)
-    options = {"xla_cpu_experimental_ynn_fusion_type": "", "xla_backend_optimization_level": 3}
-    results = measure(model, model.params, sequences, options)
-    for kind in KINDS:
-        ours, theirs = mean_square_differences(results, sequences, kind)
-        assert np.sqrt(ours) <= 2 * np.sqrt(theirs), f"{kind}: {np.sqrt(ours)}, reference {np.sqrt(theirs)}"
+    sequences, usual = read_golden(name), {"xla_backend_optimization_level": 3}
+    model = specjax.load_model(path, dtype="float32", product_parts=8)
+    assert_float32_parity(model, sequences, compiler_options=usual)
+    whole = dataclasses.replace(model, functions=Decoder(dataclasses.replace(model.config, product_parts=1)))
+    assert_float32_parity(whole, sequences, factor=3, compiler_options=usual)
 
 
 def test_qwen(qwen_path):
