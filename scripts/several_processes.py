@@ -5,12 +5,14 @@ python scripts/several_processes.py [--processes 4] [--lines 120] [--model FOLDE
 
 Each process has one CPU device, and JAX joins them over loopback. The same lines are answered by one process and over meshes
 that have rows, the model, or both across processes. Then a process is killed with SIGKILL in the middle of a job, once the last
-and once process 0: how long the others take to end, what they say, and whether the same command completes the job.
+and once process 0, and the last is stopped with SIGSTOP, as if its host had gone without a word: how long the others take to end,
+what they say, and whether the same command completes the job.
 """
 
 import argparse
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -51,8 +53,13 @@ class Job:
         try:
             return [process.wait(SECONDS) for process in self.running]
         finally:
-            for process in self.running:
-                process.kill()
+            self.end()
+
+    def end(self) -> None:
+        """Ends what still runs."""
+        for process in self.running:
+            process.kill()
+            process.wait()
 
     def records(self) -> list[dict]:
         """What is in the output."""
@@ -65,28 +72,32 @@ class Job:
         return (ours or [line for line in lines if "Terminating process" in line] or lines or [""])[-1][:400]
 
 
-def killed(folder: Path, output: str, options: list[str], processes: int, victim: int) -> dict:
-    """Kills one process of a job after its first answers and starts the job again."""
+def interrupted(folder: Path, output: str, options: list[str], processes: int, victim: int, by: signal.Signals) -> dict:
+    """Takes one process out of a job after its first answers, and starts the job again when the others have ended."""
     job = Job(folder, output, options, processes)
     while not (job.output.exists() and job.output.stat().st_size) and all(process.poll() is None for process in job.running):
         time.sleep(0.02)
-    job.running[victim].kill()
+    job.running[victim].send_signal(by)
     start = time.monotonic()
-    statuses = job.wait()
+    others = [index for index in range(processes) if index != victim]
+    try:
+        statuses = {index: job.running[index].wait(SECONDS) for index in others}
+    finally:
+        job.end()
     seconds = time.monotonic() - start
     answered = len(job.records())
-    others = [index for index in range(processes) if index != victim]
     again = Job(folder, output, options, processes)
     ended = again.wait()
     if any(ended):
         raise SystemExit("\n".join(said.read_text() for said in again.said))
     lines = sorted(record["line"] for record in again.records())
     return {
-        "killed": victim,
-        "seconds_until_all_ended": round(seconds, 1),
+        "process": victim,
+        "signal": by.name,
+        "seconds_until_the_others_ended": round(seconds, 1),
         "statuses": statuses,
         "said": {index: job.words(index) for index in others},
-        "answered_when_killed": answered,
+        "answered_before": answered,
         "each_line_once_after_resuming": lines == list(range(1, len(lines) + 1)),
         "records": again.records(),
     }
@@ -126,13 +137,14 @@ def main():
             results.append({"mesh": mesh, "statuses": statuses, "equal": equal, "seconds": round(time.monotonic() - start, 1)})
             print(f"{mesh} over {count} processes: {equal} of {len(expected)} answers equal those of one process", flush=True)
         deaths = []
-        for victim in (count - 1, 0):
-            death = killed(folder, f"killed-{victim}.jsonl", [*options, "--mesh", f"data={count}"], count, victim)
+        for victim, by in ((count - 1, signal.SIGKILL), (0, signal.SIGKILL), (count - 1, signal.SIGSTOP)):
+            output = f"{by.name}-{victim}.jsonl"
+            death = interrupted(folder, output, [*options, "--mesh", f"data={count}"], count, victim, by)
             death["equal"] = sum(expected[line] == tokens for line, tokens in answers(death.pop("records")).items())
             deaths.append(death)
             print(
-                f"process {victim} killed with {death['answered_when_killed']} answers: all ended within "
-                f"{death['seconds_until_all_ended']} s; resumed, {death['equal']} of {len(expected)} equal",
+                f"process {victim}, {by.name} after {death['answered_before']} answers: the others ended within "
+                f"{death['seconds_until_the_others_ended']} s; resumed, {death['equal']} of {len(expected)} equal",
                 flush=True,
             )
     record(" ".join(["scripts/several_processes.py", *sys.argv[1:]]), {"meshes": results, "deaths": deaths}, arguments.output)

@@ -1,4 +1,4 @@
-"""One process of test_processes.py: ``one_of_several.py ADDRESS COUNT INDEX``. Its last line of output is JSON."""
+"""One process of test_processes.py: ``one_of_several.py ADDRESS COUNT INDEX HEAD``. Its last line of output is JSON."""
 
 import json
 import sys
@@ -6,6 +6,7 @@ import sys
 import jax
 import numpy as np
 
+from specjax.checkpoints.heads import load_head
 from specjax.drafters import prompt_lookup
 from specjax.parallel import ALONE, ProcessError, Processes, joined, make_mesh
 from specjax.serving import Engine
@@ -61,9 +62,16 @@ def tokens_over(mesh):
     return [completion.token_ids for completion in done], [completion.seed for completion in done]
 
 
+def head_read(folder):
+    """Sum of a trained head's parameters, which every process reads for itself."""
+    params = load_head(folder).params
+    return float(sum(np.abs(np.asarray(leaf, np.float32)).sum() for leaf in jax.tree.leaves(params)))
+
+
 if __name__ == "__main__":
     address, count, index = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     with joined(coordinator_address=address, num_processes=count, process_id=index):
         found = agreements(Processes.all_of(make_mesh(count)))
+        found["head"] = head_read(sys.argv[4])
         found["tokens"], found["seeds"] = tokens_over(f"model={count}")
     print(json.dumps(found))

@@ -2,10 +2,14 @@
 
 import json
 
+import jax
+import numpy as np
 import pytest
 
 import specjax
+from specjax.checkpoints.heads import load_head, save_head
 from specjax.parallel import ALONE, Processes, make_mesh
+from tests import heads
 from tests.parallel.shared import decoder, several_requests
 from tests.together import ROOT, free_address, run_together
 
@@ -13,10 +17,16 @@ COUNT = 2
 
 
 @pytest.fixture(scope="module")
-def found():
+def head(tmp_path_factory):
+    """Folder of a trained head."""
+    return save_head(heads.medusa_heads(), tmp_path_factory.mktemp("heads") / "head")
+
+
+@pytest.fixture(scope="module")
+def found(head):
     """What each of two processes found."""
     address, script = free_address(), str(ROOT / "tests" / "parallel" / "one_of_several.py")
-    outcomes = run_together([[script, address, str(COUNT), str(index)] for index in range(COUNT)], [ROOT] * COUNT)
+    outcomes = run_together([[script, address, str(COUNT), str(index), str(head)] for index in range(COUNT)], [ROOT] * COUNT)
     for code, _, err in outcomes:
         assert code == 0, err
     return [json.loads(out.splitlines()[-1]) for _, out, _ in outcomes]
@@ -61,6 +71,12 @@ def test_a_model_over_both_gives_the_tokens_of_one(found):
 def with_seed(params, seed):
     assert params.seed in (None, seed)
     return specjax.SamplingParams(temperature=params.temperature, max_tokens=params.max_tokens, seed=seed)
+
+
+def test_each_reads_trained_heads(found, head):
+    whole = sum(float(np.abs(np.asarray(leaf, np.float32)).sum()) for leaf in jax.tree.leaves(load_head(head).params))
+    assert whole > 0
+    assert [process["head"] for process in found] == [pytest.approx(whole, rel=1e-2)] * COUNT
 
 
 def test_one_process_is_alone():
