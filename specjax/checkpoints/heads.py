@@ -188,11 +188,19 @@ def check_files(folder: Path, wanted: dict[str, str]) -> None:
 
 def _restore(path: Path, wanted):
     """The arrays of a checkpoint, which must be exactly those that are wanted: Orbax itself would cast and cut them."""
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     sharded = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), wanted)
-    with ocp.StandardCheckpointer() as checkpointer:
+    with ocp.StandardCheckpointer(multiprocessing_options=_alone()) as checkpointer:
         check_arrays(path, wanted, checkpointer.metadata(path).item_metadata.tree)
         return checkpointer.restore(path, sharded)
+
+
+def _alone() -> ocp.options.MultiprocessingOptions:
+    """Each of several processes reads its own files, and waits for no other."""
+    index = jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"process {index}"
+    )
 
 
 def check_arrays(path: Path, wanted, found) -> None:

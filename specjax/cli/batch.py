@@ -35,6 +35,10 @@ def batch(
     slots: options.Slots = "auto",
     capacity: options.Capacity = None,
     mesh: options.Mesh = None,
+    coordinator_address: options.CoordinatorAddress = None,
+    num_processes: options.NumProcesses = None,
+    process_id: options.ProcessId = None,
+    distributed: options.Distributed = False,
     max_tokens: options.MaxTokens = 256,
     temperature: options.Temperature = 0.0,
     top_p: options.TopP = 1.0,
@@ -59,61 +63,83 @@ def batch(
 
     Sampling options hold where a line says nothing. With --seed each line's seed is that number plus the line's. Ctrl-C finishes
     what has begun; a second one stops at once, and nothing that was written is lost.
+
+    Over several hosts the same command runs on each, but for --process-id; process 0 alone reads IN.jsonl and writes OUT.jsonl.
     """
     parts = parse_drafter(drafter, num_speculative_tokens)
     num_slots = _slots(slots)
+    join = options.join_arguments(coordinator_address, num_processes, process_id, distributed, mesh)
+
+    import jax
+    from rich.console import Console
 
     import specjax
     from specjax.cli.report import STANDARD_ERROR, print_header
-    from specjax.parallel import make_mesh, parse_mesh
+    from specjax.models.dtype import choose_dtype
+    from specjax.parallel import ALONE, Processes, joined, make_mesh, parse_mesh
+    from specjax.serving.batch_hosts import open_input, open_output
     from specjax.serving.batch_job import run_batch
-    from specjax.serving.batch_output import BatchInput, BatchOutput
 
     try:
         defaults = options.sampling_params(context)
         check_drafter(parts, rule, False, allow_lossy)
-        devices = None if mesh is None else make_mesh(*parse_mesh(mesh))
+        sizes = None if mesh is None else parse_mesh(mesh)
     except ValueError as error:
         raise options.CallError(str(error)) from error
 
-    lines = BatchInput(source)
-    target = specjax.load_model(model, dtype=dtype, mesh=devices)
-    job = {
-        "input": lines.digest,
-        "model": target.name,
-        "dtype": str(target.dtype),
-        "drafter": drafter,
-        "num_speculative_tokens": num_speculative_tokens,
-        "rule": rule,
-        "raw": raw,
-        "capacity": capacity,
-        "max_logprobs": max_logprobs,
-        "sampling": json.loads(json.dumps(dataclasses.asdict(defaults))),
-    }
-    made = make_drafter(parts, num_speculative_tokens, dtype, target, rule)
-    print_header(target)
-    say = STANDARD_ERROR.print
-    # The engine first: settings that make none must not leave an output behind that belongs to them.
-    with (
-        specjax.Engine(
-            target,
-            drafter=made,
-            rule=rule,
-            slots=num_slots,
-            capacity=capacity,
-            max_logprobs=max_logprobs,
-            allow_lossy=allow_lossy,
-            mesh=devices,
-        ) as engine,
-        contextlib.closing(BatchOutput(output, job, lines, keep_order)) as written,
-    ):
-        if written.num_answered:
-            say(f"{output} has {written.num_answered} of {lines.num_inputs} answers already; going on.", markup=False)
-        say(str(engine.memory), markup=False)
-        chat = not raw and has_chat_template(target)
-        with _Display(lines.num_inputs, written.num_answered) as display, _finish_on_interrupt(say) as stopping:
-            done = run_batch(engine, lines, written, defaults, chat=chat, progress=display.show, stop=lambda: bool(stopping))
-    if as_json:
+    with contextlib.nullcontext() if join is None else joined(**join):
+        try:
+            devices = None if sizes is None else make_mesh(*sizes)
+            processes = ALONE if devices is None else Processes.all_of(devices)
+        except ValueError as error:
+            raise options.CallError(str(error)) from error
+        console = STANDARD_ERROR if processes.first else Console(quiet=True)
+        say = console.print
+        lines = open_input(processes, source)
+        if processes.count > 1:
+            # What would be measured here might come out otherwise elsewhere.
+            dtype = processes.on_first(lambda: dtype or choose_dtype()[0])[1]
+            if drafter == "auto":
+                parts = parse_drafter("lookup", num_speculative_tokens)
+                say("drafter lookup: what trained heads cost is not measured over several processes; name one to have it")
+        target = specjax.load_model(model, dtype=dtype, mesh=devices)
+        settings = {
+            "model": target.name,
+            "dtype": str(target.dtype),
+            "drafter": drafter,
+            "num_speculative_tokens": num_speculative_tokens,
+            "rule": rule,
+            "raw": raw,
+            "capacity": capacity,
+            "max_logprobs": max_logprobs,
+            "sampling": json.loads(json.dumps(dataclasses.asdict(defaults))),
+        }
+        versions = {"version of specjax": specjax.__version__, "version of jax": jax.__version__}
+        processes.check_same(settings | versions | {"slots": slots, "mesh": str(sizes), "allow_lossy": allow_lossy})
+        made = make_drafter(parts, num_speculative_tokens, dtype, target, rule)
+        print_header(target, console)
+        # The engine first: settings that make none must not leave an output behind that belongs to them.
+        with (
+            specjax.Engine(
+                target,
+                drafter=made,
+                rule=rule,
+                slots=num_slots,
+                capacity=capacity,
+                max_logprobs=max_logprobs,
+                allow_lossy=allow_lossy,
+                mesh=devices,
+            ) as engine,
+            contextlib.closing(open_output(processes, output, {"input": lines.digest} | settings, lines, keep_order)) as written,
+        ):
+            if written.num_answered:
+                say(f"{output} has {written.num_answered} of {lines.num_inputs} answers already; going on.", markup=False)
+            say(str(engine.memory), markup=False)
+            chat = not raw and has_chat_template(target)
+            shown = _Display(lines.num_inputs, written.num_answered, console)
+            with shown as display, _finish_on_interrupt(STANDARD_ERROR.print) as stopping:
+                done = run_batch(engine, lines, written, defaults, chat=chat, progress=display.show, stop=lambda: bool(stopping))
+    if as_json and processes.first:
         print(json.dumps(done.to_dict() | {"output": str(output)}))
     _summary(done, output, say)
     if not done.complete:
@@ -165,21 +191,19 @@ def _finish_on_interrupt(say):
 class _Display:
     """Progress on standard error: a bar on a terminal, a line now and then elsewhere."""
 
-    def __init__(self, total: int, done: int):
+    def __init__(self, total: int, done: int, console):
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        from specjax.cli.report import STANDARD_ERROR
 
         self._bar = Progress(
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[words]}"),
             TimeElapsedColumn(),
-            console=STANDARD_ERROR,
-            disable=not sys.stderr.isatty(),
+            console=console,
+            disable=console.quiet or not sys.stderr.isatty(),
         )
         self._task = self._bar.add_task("", total=total, completed=done, words="compiling")
-        self._say, self._told = STANDARD_ERROR.print, 0.0
+        self._say, self._told = console.print, 0.0
 
     def __enter__(self):
         self._bar.start()

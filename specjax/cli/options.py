@@ -112,6 +112,19 @@ Mesh = Annotated[
         metavar="data=N,model=M", help="Devices: rows over N of them, the model over M; by default one.", show_default=False
     ),
 ]
+CoordinatorAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Several processes, the same command on every host: where process 0 is, with a free port of it.",
+        show_default=False,
+    ),
+]
+NumProcesses = Annotated[int | None, typer.Option(metavar="N", help="How many processes there are.", show_default=False)]
+ProcessId = Annotated[int | None, typer.Option(metavar="I", help="Which of them this one is, from 0.", show_default=False)]
+Distributed = Annotated[
+    bool, typer.Option("--distributed", help="Several processes that find one another: on TPU VMs, under Slurm or Open MPI.")
+]
 AllowLossy = Annotated[bool, typer.Option("--allow-lossy", help="Allow a rule that changes the distribution of the output.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
@@ -126,6 +139,41 @@ def sampling_params(context: typer.Context):
 
     given = {field.name: context.params.get(field.name) for field in dataclasses.fields(specjax.SamplingParams)}
     return specjax.SamplingParams(**{name: value for name, value in given.items() if name in context.params})
+
+
+def join_arguments(
+    coordinator_address: str | None, num_processes: int | None, process_id: int | None, distributed: bool, mesh: str | None
+) -> dict | None:
+    """Arguments of :func:`specjax.parallel.joined`; None where this process is the only one.
+
+    Raises:
+      CallError: they do not go together, or are out of range.
+    """
+    given = {"coordinator_address": coordinator_address, "num_processes": num_processes, "process_id": process_id}
+    names = {name: f"--{name.replace('_', '-')}" for name in given}
+    there = [names[name] for name, value in given.items() if value is not None]
+    if distributed and there:
+        raise CallError(f"--distributed finds by itself what {there[0]} says; give one of them")
+    if not distributed and not there:
+        return None
+    missing = [names[name] for name, value in given.items() if value is None]
+    if there and missing:
+        raise CallError(
+            f"{there[0]} is given without {' and '.join(missing)}; several processes need all of {', '.join(names.values())}"
+        )
+    if there:
+        host, colon, port = coordinator_address.rpartition(":")
+        if not host or not colon or not port.isdecimal() or not 1 <= int(port) <= 65535:
+            raise CallError(f"--coordinator-address is {coordinator_address!r}; it must be HOST:PORT with a port from 1 to 65535")
+        if num_processes < 1:
+            raise CallError(f"--num-processes is {num_processes}; it must be a whole number of at least 1")
+        if not 0 <= process_id < num_processes:
+            raise CallError(
+                f"--process-id is {process_id} and --num-processes is {num_processes}; it must be from 0 to {num_processes - 1}"
+            )
+    if mesh is None:
+        raise CallError("--mesh is missing: it says how the devices of all processes work together, such as --mesh data=8")
+    return {} if distributed else given
 
 
 _LENGTH = "--num-speculative-tokens K"

@@ -19,6 +19,7 @@ from specjax.decoding.state import DecodingState, DispatchInfo, Parameters
 from specjax.models.base import ModelFunctions
 from specjax.models.decoder import Decoder, Split
 from specjax.parallel.mesh import DATA, MODEL, sizes_of
+from specjax.parallel.processes import put
 from specjax.parallel.rules import param_specs
 from specjax.parallel.sharded_decoder import shard_functions
 
@@ -197,13 +198,13 @@ def place_params(program: Round, params: Parameters) -> Parameters:
     _check_drafter(params.drafter, program.layout.mesh)
     placed = {}
 
-    def put(leaf, sharding):
+    def placed_once(leaf, sharding):
         key = (id(leaf), sharding)
         if key not in placed:
-            placed[key] = jax.device_put(leaf, sharding)
+            placed[key] = put(leaf, sharding)
         return placed[key]
 
-    return jax.tree.map(put, params, program.layout.shardings(program, Place.PARAMS, params))
+    return jax.tree.map(placed_once, params, program.layout.shardings(program, Place.PARAMS, params))
 
 
 def _check_drafter(params, mesh: Mesh) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import flax.struct
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 MAX_SEED = 2**64 - 1
@@ -223,7 +222,7 @@ class SamplingArrays:
         completion: Sequence[int] | None = None,
         num_biases: int = 1,
     ) -> "SamplingArrays":
-        """Arrays of several requests' settings, with the seeds that they really use.
+        """Arrays of several requests' settings, with the seeds that they really use; NumPy's, for any device of any process.
 
         Args:
           params: settings of each.
@@ -237,7 +236,7 @@ class SamplingArrays:
         """
 
         def column(values, dtype):
-            return jnp.asarray(np.array(list(values), dtype))
+            return np.array(list(values), dtype)
 
         given = [p.logit_bias or {} for p in params]
         most = -(-max(num_biases, *map(len, given)) // BIASES_STEP) * BIASES_STEP
@@ -256,8 +255,8 @@ class SamplingArrays:
             presence_penalty=column((p.presence_penalty for p in params), np.float32),
             frequency_penalty=column((p.frequency_penalty for p in params), np.float32),
             min_tokens=column((p.min_tokens for p in params), np.int32),
-            bias_ids=jnp.asarray(bias_ids),
-            biases=jnp.asarray(biases),
+            bias_ids=bias_ids,
+            biases=biases,
             seeds=column(([seed >> 32, seed & 0xFFFFFFFF] for seed in seeds), np.uint32),
             completion=column((0 for _ in params) if completion is None else completion, np.int32),
         )

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from specjax.sampling.params import SamplingParams
+from specjax.serving.batch_hosts import InputElsewhere, OutputElsewhere, unanswered
 from specjax.serving.batch_lines import Asked, answer, failure, read_line
 from specjax.serving.batch_output import BatchInput, BatchOutput
 from specjax.serving.engine import Engine
@@ -57,8 +58,8 @@ class Progress:
 
 def run_batch(
     engine: Engine,
-    source: BatchInput,
-    output: BatchOutput,
+    source: BatchInput | InputElsewhere,
+    output: BatchOutput | OutputElsewhere,
     defaults: SamplingParams,
     *,
     chat: bool = True,
@@ -69,6 +70,8 @@ def run_batch(
 
     Lines are read as slots become free, so memory does not grow with their number.
 
+    Over several processes all call it, each with its own ``source`` and ``output`` of ``specjax.serving.batch_hosts``.
+
     Args:
       engine: answers them; nothing else should be in it.
       source: the input.
@@ -76,12 +79,13 @@ def run_batch(
       defaults: settings where a line says nothing.
       chat: whether a plain prompt goes through the model's chat template.
       progress: called with the state of the job after every step that finished something.
-      stop: asked at every step; once it is true, rows that are being answered are finished and nothing new begins.
+      stop: asked at every step (of several processes, now and then); once it is true of one process, rows that are being answered
+        are finished and nothing new begins.
 
     Returns:
       How far the job is at the end.
     """
-    model, start = engine.model, time.perf_counter()
+    model, start, stop = engine.model, time.perf_counter(), engine.processes.agreed(stop)
     state = Progress(source.num_inputs, output.num_answered, output.num_errors, output.num_answered)
 
     def wrote(record):
@@ -89,9 +93,8 @@ def run_batch(
         state.num_answered, state.num_errors = output.num_answered, output.num_errors
 
     def asked_lines() -> Iterator[Asked]:
-        for number, data, duplicate_of in source:
-            if not output.has(number):
-                yield read_line(data, number, defaults, model.name, chat, duplicate_of)
+        for number, data, duplicate_of in unanswered(engine.processes, source, output, engine.num_slots):
+            yield read_line(data, number, defaults, model.name, chat, duplicate_of)
 
     lines, open_lines, more = asked_lines(), {}, True
     while (more and not state.stopped) or open_lines:

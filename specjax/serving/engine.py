@@ -17,12 +17,13 @@ import dataclasses
 import functools
 import itertools
 import logging
+import random
+import secrets
 import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.completions import LOGPROBS_SIZES, Completion, Piece, excess_counters, row_counters, row_stats
@@ -30,7 +31,7 @@ from specjax.decoding.compose import compose
 from specjax.decoding.prompts import stop_ids
 from specjax.decoding.state import NO_TOKEN, Counters, DispatchInfo
 from specjax.models.loaded import Model
-from specjax.parallel import as_mesh, place_params, sizes_of, spread_round
+from specjax.parallel import Processes, as_mesh, place_params, sizes_of, spread_round
 from specjax.sampling.allowed_tokens import AllowedTokens
 from specjax.sampling.params import MAX_LOGPROBS, SamplingArrays, SamplingParams
 from specjax.sampling.path import LogitsProcessor
@@ -102,7 +103,8 @@ class Engine:
       memory_limit: bytes that weights, caches and scratch may take, on a mesh on each device; None: what the device has.
       mesh: devices to run on, from :func:`specjax.parallel.make_mesh` or as text, ``"data=4,model=2"``: rows over ``data``, the
         target's heads, MLPs and vocabulary over ``model``. ``slots`` are those of all; "auto" takes so many for each part of
-        ``data``. None: the default device alone.
+        ``data``. None: the default device alone. Over the devices of several processes (``jax.distributed.initialize``) each of
+        them makes the same engine and calls the same methods with the same arguments in the same order; all get all events.
 
     Raises:
       ValueError: names the argument, its value and what would be right.
@@ -154,6 +156,8 @@ class Engine:
             raise ValueError(f"Engine: max_logprobs is {max_logprobs}; it must be None or from 0 to {MAX_LOGPROBS}")
         num_logprobs = None if max_logprobs is None else next(size for size in LOGPROBS_SIZES if max_logprobs <= size)
         mesh = as_mesh(mesh)
+        self.processes = Processes.of(mesh)
+        """Those that run this engine together."""
         program, params, self._law = compose(
             model,
             drafter,
@@ -182,7 +186,7 @@ class Engine:
             biases=max_logit_bias,
             logprobs=max_logprobs,
         )
-        self.memory: MemoryPlan = fit_slots(self._program, params, slots, self._room, memory_limit, self._parts)
+        self.memory: MemoryPlan = fit_slots(self._program, params, slots, self._room, memory_limit, self._parts, self.processes)
         """What the engine needs; made before anything was allocated."""
         LOG.info("%s", self.memory)
         self._params = params if mesh is None else place_params(self._program, params)
@@ -202,7 +206,9 @@ class Engine:
         # Events go to whoever has asked for those of a request, else to the next step.
         self._readers: dict[Hashable, collections.deque[Event]] = {}
         self._unclaimed: list[Event] = []
-        self._numbers = itertools.count()
+        self._numbers, self._turns = itertools.count(), itertools.count()
+        # Drawn alike by all processes.
+        self._seeds = random.Random(self.processes.broadcast(secrets.randbits(128)))
         self._meter = Meter()
         self._closed = False
 
@@ -234,7 +240,7 @@ class Engine:
             raise ValueError(f"request {id!r}: id is a {type(id).__name__}; it must be hashable")
         if id in self._jobs:
             raise ValueError(f"request {id!r}: there is a request of this id in the engine")
-        return check_request(request, self._model, self._room, id, number)
+        return check_request(request, self._model, self._room, id, number, lambda: self._seeds.getrandbits(32))
 
     def _enqueue(self, job: Job) -> None:
         self._jobs[job.id] = job
@@ -454,7 +460,7 @@ class Engine:
                 job, index = self._queue.popleft()
                 slot = Slot(free.pop(0), job, job.rows[index], len(job.prompt) - 1)
                 if job.admitted is None:
-                    job.admitted = time.perf_counter()
+                    job.admitted, job.turn = time.perf_counter(), next(self._turns)
                     self._num_waiting -= 1
                     self._meter.times["queue"].append(job.admitted - job.arrived)
                 self._slots[slot.index] = slot
@@ -488,7 +494,7 @@ class Engine:
     def _read_prompts(self) -> None:
         for _ in range(MAX_PREFILLS):
             taken = [slot for slot in self._slots if slot is not None and slot.row.running]
-            waiting = sorted((slot for slot in taken if not slot.prompt_in), key=lambda slot: slot.job.admitted)
+            waiting = sorted((slot for slot in taken if not slot.prompt_in), key=lambda slot: slot.job.turn)
             if not waiting:
                 return
             width, chosen = next_prefill(waiting, len(self._slots) // self._parts)
@@ -514,7 +520,7 @@ class Engine:
         rounds = 1 if stops else self._program.rounds_per_dispatch
         depth = draft_depth(self._schedule, len(answering), self._program.drafter.tree.depth)
         self._state, info, counters = run_slots(
-            self._program, self._params, self._state, self._ended, jnp.int32(depth), jnp.int32(rounds)
+            self._program, self._params, self._state, self._ended, np.int32(depth), np.int32(rounds)
         )
         for leaf in jax.tree.leaves((info, counters)):
             leaf.copy_to_host_async()

@@ -11,6 +11,7 @@ import numpy as np
 
 from specjax.decoding.round import Round
 from specjax.decoding.state import Parameters
+from specjax.parallel import ALONE, Processes
 from specjax.serving.device import empty_state
 from specjax.serving.requests import Room
 
@@ -78,7 +79,7 @@ def megabytes(number: int) -> str:
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
-def plan_memory(program: Round, params: Parameters, slots: int, room: Room, limit: int | None) -> MemoryPlan:
+def plan_memory(program: Round, params: Parameters, slots: int, room: Room, limit: int | None, free: int = 0) -> MemoryPlan:
     """The plan for so many slots. Nothing is computed on a device.
 
     Args:
@@ -86,7 +87,8 @@ def plan_memory(program: Round, params: Parameters, slots: int, room: Room, limi
       params: of target and drafter.
       slots: B, on a mesh those of all its parts; the plan is that of one device.
       room: of a slot.
-      limit: bytes that may be used, the weights included; None: what the device says.
+      limit: bytes that may be used, the weights included; None: what parameters that are in place take, and ``free``.
+      free: bytes that a device has left.
     """
     share = program.layout.share(program, params)
     program, params, rows = share.program, share.params, slots // share.parts
@@ -113,7 +115,7 @@ def plan_memory(program: Round, params: Parameters, slots: int, room: Room, limi
         block=size_of(output.block),
         # Attention copies one layer's keys and values on some backends.
         scratch=SCRATCH_COPIES * logits + 8 * size_of((output.hidden, output.features)) + 2 * _largest_leaf(state.cache),
-        available=limit if limit is not None else (weights if share.held is None else share.held) + free_memory(share.devices),
+        available=limit if limit is not None else (weights if share.held is None else share.held) + free,
         devices=1 if share.devices is None else len(share.devices),
     )
 
@@ -122,7 +124,15 @@ def _largest_leaf(tree) -> int:
     return max(map(size_of, jax.tree.leaves(tree)))
 
 
-def fit_slots(program: Round, params: Parameters, slots: int | str, room: Room, limit: int | None, parts: int = 1) -> MemoryPlan:
+def fit_slots(
+    program: Round,
+    params: Parameters,
+    slots: int | str,
+    room: Room,
+    limit: int | None,
+    parts: int = 1,
+    processes: Processes = ALONE,
+) -> MemoryPlan:
     """The plan for ``slots``, or for as many as fit.
 
     Args:
@@ -130,15 +140,18 @@ def fit_slots(program: Round, params: Parameters, slots: int | str, room: Room, 
       params: of target and drafter.
       slots: a multiple of ``parts``, or "auto".
       room: of a slot.
-      limit: see :func:`plan_memory`.
+      limit: bytes that may be used, the weights included; None: what the devices say.
       parts: parts that a mesh splits the rows into.
+      processes: those of the mesh: the one with the least memory decides for all.
 
     Raises:
       ValueError: they do not fit, and what would.
     """
 
+    free = 0 if limit is not None else processes.least(free_memory(program.layout.share(program, params).devices))
+
     def plan(slots, room=room):
-        return plan_memory(program, params, slots=slots, room=room, limit=limit)
+        return plan_memory(program, params, slots=slots, room=room, limit=limit, free=free)
 
     if slots == "auto":
         most = AUTO_SLOTS.get(jax.default_backend(), MOST_SLOTS)

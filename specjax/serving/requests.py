@@ -1,8 +1,8 @@
 """Requests to an engine, and what is wrong with them."""
 
 import dataclasses
-import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 from specjax.decoding.completions import Row
@@ -62,6 +62,7 @@ class Job:
       rows: a row for each of its completions.
       arrived: when it was submitted, seconds of ``time.perf_counter``.
       admitted: when its first row moved into a slot; None before.
+      turn: how many requests moved in before it; None before it did.
       finished: its completions so far, by index.
     """
 
@@ -71,6 +72,7 @@ class Job:
     rows: list[Row]
     arrived: float
     admitted: float | None = None
+    turn: int | None = None
     finished: dict = dataclasses.field(default_factory=dict)
 
     @property
@@ -79,7 +81,7 @@ class Job:
         return len(self.finished) == len(self.rows)
 
 
-def check_request(request: Request, model: Model, room: Room, id: Any, number: int) -> Job:
+def check_request(request: Request, model: Model, room: Room, id: Any, number: int, draw_seed: Callable[[], int]) -> Job:
     """A :class:`Job` of a request.
 
     Args:
@@ -88,6 +90,7 @@ def check_request(request: Request, model: Model, room: Room, id: Any, number: i
       room: of a slot.
       id: the request's, in use.
       number: how many requests came before; completions carry it as ``prompt_index``.
+      draw_seed: gives one where the request has none.
 
     Raises:
       ValueError: names what is wrong, with both numbers where two do not fit.
@@ -116,6 +119,6 @@ def check_request(request: Request, model: Model, room: Room, id: Any, number: i
     if settings.logprobs is not None and (room.logprobs is None or settings.logprobs > room.logprobs):
         most = "none at all" if room.logprobs is None else f"at most {room.logprobs}"
         raise ValueError(f"request {id!r}: logprobs is {settings.logprobs}; this engine reports {most} (max_logprobs)")
-    seed = secrets.randbits(32) if settings.seed is None else settings.seed
+    seed = draw_seed() if settings.seed is None else settings.seed
     rows = [Row(model, settings, seed, number, index) for index in range(settings.n)]
     return Job(id, prompt, settings, rows, time.perf_counter())

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import specjax
-from specjax import SamplingParams
+from specjax import Request, SamplingParams
 from specjax.decoding import prefill, run_rounds
 from specjax.decoding.generate import Batch
 from specjax.decoding.layout import Place
@@ -72,3 +72,14 @@ def run_all(program, params, state):
             break
     lengths, starts = np.asarray(state.lengths), np.asarray(state.prompt_lengths)
     return [row[a:b].tolist() for row, a, b in zip(np.asarray(state.tokens), starts, lengths, strict=True)], state, info
+
+
+def several_requests():
+    """Prompts and settings all different; one has no seed."""
+    return [
+        Request(
+            [(7 * i + j % 3) % 50 for j in range(2 + 5 * i)],
+            SamplingParams(temperature=[0.0, 0.9][i % 2], max_tokens=4 + i, seed=None if i == 2 else i),
+        )
+        for i in range(5)
+    ]
