@@ -4,7 +4,8 @@
 python scripts/measure_engine.py [--slots 1 4 16 32] [--drafter lookup] [--repeats N] [--output FILE.json]
 
 64 prompts are answered greedily by plain decoding one at a time (the naive baseline) and by engines of several sizes, in turns;
-compilation is apart. Tokens are compared with the baseline's.
+compilation is apart. Tokens are compared with the baseline's. At the end stands the draft length that paid for each number of slots,
+as ``Engine(draft_len_schedule=...)`` takes it.
 """
 
 import argparse
@@ -88,21 +89,31 @@ def main():
             rates[name].append(sum(map(len, tokens)) / seconds)
             details[name], same[name] = more, sum(a == b for a, b in zip(tokens, wanted, strict=True))
             print(f"{repeat} {name}: {rates[name][-1]:.1f} tokens/s {more}", file=sys.stderr, flush=True)
-    base = statistics.median(rates["one at a time"])
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    base = medians["one at a time"]
+    length = arguments.num_speculative_tokens
+    schedule = {
+        slots: length if medians[f"{slots} slots, {arguments.drafter} {length}"] > medians[f"{slots} slots"] else 0
+        for slots in arguments.slots
+    }
     results = [
         {
             "run": name,
-            "tokens_per_second": round(statistics.median(values), 2),
+            "tokens_per_second": round(medians[name], 2),
             "spread": [round(min(values), 2), round(max(values), 2)],
-            "speedup": round(statistics.median(values) / base, 2),
+            "speedup": round(medians[name] / base, 2),
             "answers_equal": same[name],
             **details[name],
         }
         for name, values in rates.items()
     ]
-    command = f"python scripts/measure_engine.py --dtype {arguments.dtype} --drafter {arguments.drafter}"
+    command = (
+        f"python scripts/measure_engine.py --dtype {arguments.dtype} --drafter {arguments.drafter} "
+        f"--num-speculative-tokens {length} --max-tokens {arguments.max_tokens} --repeats {arguments.repeats}"
+    )
     head = {"model": model.name, "dtype": arguments.dtype, "num_prompts": len(chats), "max_tokens": arguments.max_tokens}
-    record(command, head | {"repeats": arguments.repeats, "results": results}, arguments.output)
+    outcome = {"repeats": arguments.repeats, "results": results, "draft_len_schedule": schedule}
+    record(command, head | outcome, arguments.output)
 
 
 if __name__ == "__main__":
