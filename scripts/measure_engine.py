@@ -4,8 +4,8 @@
 python scripts/measure_engine.py [--slots 1 4 16 32] [--drafter lookup] [--repeats N] [--output FILE.json]
 
 64 prompts are answered greedily by plain decoding one at a time (the naive baseline) and by engines of several sizes, in turns;
-compilation is apart. Tokens are compared with the baseline's. At the end stands the draft length that paid for each number of slots,
-as ``Engine(draft_len_schedule=...)`` takes it.
+compilation is apart. Tokens are compared with the baseline's. At the end stands the draft length that paid for each number of
+slots, as ``Engine(draft_len_schedule=...)`` takes it.
 """
 
 import argparse
