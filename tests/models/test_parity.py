@@ -125,6 +125,8 @@ def test_qwen(qwen_path):
 
 
 def test_large_qwen(large_qwen_path):
+    if not (GOLDEN / "qwen2.5-coder-1.5b-instruct.json").exists():
+        pytest.skip("its golden values are not stored: make them with scripts/golden_values.py --qwen-1.5b, in 15 GB of memory")
     assert_large_parity(large_qwen_path, "qwen2.5-coder-1.5b-instruct")
 
 
