@@ -25,6 +25,8 @@ from record import record
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 1800
 """No job takes longer, however slow the machine is."""
+FIRST_ANSWERS = 20
+"""Answers of a job before a process is taken out of it."""
 
 
 class Job:
@@ -62,7 +64,9 @@ class Job:
             process.wait()
 
     def records(self) -> list[dict]:
-        """What is in the output."""
+        """What is in the output so far."""
+        if not self.output.exists():
+            return []
         return [json.loads(data) for data in self.output.read_bytes().split(b"\n")[:-1]]
 
     def words(self, index: int) -> str:
@@ -75,7 +79,7 @@ class Job:
 def interrupted(folder: Path, output: str, options: list[str], processes: int, victim: int, by: signal.Signals) -> dict:
     """Takes one process out of a job after its first answers, and starts the job again when the others have ended."""
     job = Job(folder, output, options, processes)
-    while not (job.output.exists() and job.output.stat().st_size) and all(process.poll() is None for process in job.running):
+    while len(job.records()) < FIRST_ANSWERS and all(process.poll() is None for process in job.running):
         time.sleep(0.02)
     job.running[victim].send_signal(by)
     start = time.monotonic()
@@ -85,7 +89,7 @@ def interrupted(folder: Path, output: str, options: list[str], processes: int, v
     finally:
         job.end()
     seconds = time.monotonic() - start
-    answered = len(job.records())
+    answered, said = len(job.records()), {index: job.words(index) for index in others}
     again = Job(folder, output, options, processes)
     ended = again.wait()
     if any(ended):
@@ -96,7 +100,7 @@ def interrupted(folder: Path, output: str, options: list[str], processes: int, v
         "signal": by.name,
         "seconds_until_the_others_ended": round(seconds, 1),
         "statuses": statuses,
-        "said": {index: job.words(index) for index in others},
+        "said": said,
         "answered_before": answered,
         "each_line_once_after_resuming": lines == list(range(1, len(lines) + 1)),
         "records": again.records(),

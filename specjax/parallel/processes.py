@@ -34,7 +34,7 @@ LINGER_SECONDS = 5.0
 """Process 0 holds what the others are connected to; after an error it stays so long that they can tell theirs."""
 
 CALLS_BETWEEN = 16
-"""Calls of a question (once a step) between two that are put to all processes: each costs two small messages."""
+"""Calls of a question (once a step) between two that are put to all processes: each costs a small message."""
 
 SMALLEST_MESSAGE = 1024
 """Bytes; larger ones are filled up to a power of two, so that few programs send them."""
@@ -70,8 +70,9 @@ def joined(**arguments) -> Iterator[None]:
         yield
         jax.distributed.shutdown()
     except BaseException as error:
-        # Otherwise JAX would wait for the others at the end, and they for this process.
-        atexit.register(_leave, index)
+        if arguments.get("num_processes") != 1:
+            # Otherwise JAX would wait for the others at the end, and they for this process.
+            atexit.register(_leave, index)
         if isinstance(error, Exception) and not isinstance(error, ProcessError) and _OTHERS_LOST.search(str(error)):
             reason = str(error).strip().splitlines()[0]
             raise ProcessError(
