@@ -36,12 +36,10 @@ class SafetensorsFolder:
             placed = None
             files = [weights]
         elif (self.folder / INDEX).exists():
-            placed = read_json(self.folder / INDEX).get("weight_map")
-            if not isinstance(placed, dict) or not placed:
-                raise ValueError(f"{self.folder / INDEX}: weight_map is missing or empty")
-            files = sorted(set(map(str, placed.values())))
+            placed = _placed(self.folder / INDEX)
+            files = indexed_files(self.folder / INDEX)
             for name in files:
-                if Path(name).name != name or not (self.folder / name).is_file():
+                if not (self.folder / name).is_file():
                     raise ValueError(f"{self.folder / INDEX}: weight_map names {name!r}, which is not a file in this folder")
         else:
             raise ValueError(f"{self.folder}: there is neither {weights} nor {INDEX}")
@@ -71,6 +69,10 @@ class SafetensorsFolder:
         """Tensor name to shape."""
         return self._shapes
 
+    def kinds(self) -> set[str]:
+        """The types of the tensors, as the format calls them."""
+        return set(self._kinds.values())
+
     def check_readable(self, name: str) -> None:
         """Raises a ValueError if a tensor is not of a floating-point type."""
         if self._kinds[name] not in FLOATS:
@@ -81,6 +83,27 @@ class SafetensorsFolder:
         # Overflow to infinity in a narrow dtype is reported by the caller, by name.
         with np.errstate(over="ignore"):
             return np.asarray(self._files[name].get_tensor(name)).astype(dtype, copy=False)
+
+
+def indexed_files(path: Path) -> list[str]:
+    """The files that an index names, whether they are there or not.
+
+    Raises:
+      ValueError: the index is damaged, or names something that is not a file name.
+    """
+    files = sorted(set(map(str, _placed(path).values())))
+    for name in files:
+        if Path(name).name != name:
+            raise ValueError(f"{path}: weight_map names {name!r}, which is not a file in this folder")
+    return files
+
+
+def _placed(path: Path) -> dict[str, Any]:
+    """Tensor to file."""
+    placed = read_json(path).get("weight_map")
+    if not isinstance(placed, dict) or not placed:
+        raise ValueError(f"{path}: weight_map is missing or empty")
+    return placed
 
 
 def load_safetensors_params(

@@ -10,6 +10,7 @@ import typer
 
 from specjax.cli.batch import batch
 from specjax.cli.certify import certify
+from specjax.cli.convert import convert
 from specjax.cli.generate import generate
 from specjax.cli.models import models, pull
 from specjax.cli.options import Settings, Verbose, suggestion
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(models)
 app.command()(pull)
+app.command()(convert)
 app.command()(certify)
 app.command()(batch)
 app.command(context_settings={"allow_extra_args": True})(generate)  # it says itself what is wrong with them

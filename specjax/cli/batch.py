@@ -28,6 +28,7 @@ def batch(
     ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Continue a prompt as it is, also with a chat model.")] = False,
     model: options.Model = "smollm2-135m-instruct",
+    revision: options.Revision = None,
     dtype: options.Dtype = None,
     drafter: options.DrafterName = "auto",
     num_speculative_tokens: options.NumSpeculativeTokens = None,
@@ -102,9 +103,10 @@ def batch(
             if drafter == "auto":
                 parts = parse_drafter("lookup", num_speculative_tokens)
                 say("drafter lookup: what trained heads cost is not measured over several processes; name one to have it")
-        target = specjax.load_model(model, dtype=dtype, mesh=devices)
+        target = specjax.load_model(model, revision=revision, dtype=dtype, mesh=devices)
         settings = {
             "model": target.name,
+            **({} if revision is None else {"revision": revision}),
             "dtype": str(target.dtype),
             "drafter": drafter,
             "num_speculative_tokens": num_speculative_tokens,

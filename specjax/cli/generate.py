@@ -17,6 +17,7 @@ def generate(
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, also with a chat model.")] = False,
     model: options.Model = "smollm2-135m-instruct",
+    revision: options.Revision = None,
     dtype: options.Dtype = None,
     drafter: options.DrafterName = "auto",
     num_speculative_tokens: options.NumSpeculativeTokens = None,
@@ -65,7 +66,7 @@ def generate(
     except ValueError as error:
         raise options.CallError(str(error)) from error
 
-    target = specjax.load_model(model, dtype=dtype)
+    target = specjax.load_model(model, revision=revision, dtype=dtype)
     made = make_drafter(parts, num_speculative_tokens, dtype, target, rule)
     asked = text if raw or not has_chat_template(target) else [{"role": "user", "content": text}]
     run = {"drafter": made, "rule": rule, "allow_lossy": allow_lossy}

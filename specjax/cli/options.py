@@ -37,7 +37,14 @@ def _be_verbose(context: typer.Context, verbose: bool) -> bool:
 Verbose = Annotated[bool, typer.Option("--verbose", callback=_be_verbose, help="Show log messages, and tracebacks of errors.")]
 Model = Annotated[
     str,
-    typer.Option(metavar="MODEL", help="Name from `specjax models`, a .gguf file, or a folder with config.json and safetensors."),
+    typer.Option(
+        metavar="MODEL",
+        help="Name from `specjax models`, a .gguf file, a folder with config.json and safetensors, or a hub id like org/name.",
+    ),
+]
+Revision = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Branch, tag or commit of a hub id; by default the main branch.", show_default=False),
 ]
 Dtype = Annotated[
     str | None, typer.Option(metavar="NAME", help="float32, bfloat16 or float16; by default the fastest on this device.")

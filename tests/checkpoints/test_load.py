@@ -88,7 +88,7 @@ def test_card_is_pulled(gguf_path, monkeypatch, capsys):
     assert capsys.readouterr() == ("", "downloading smollm2-135m-instruct\n")
 
 
-FORMS = "A source is a model's name, a .gguf file, or a folder with config.json and safetensors."
+FORMS = "A source is a model's name, a .gguf file, a folder with config.json and safetensors, or a hub id like org/name."
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,6 @@ FORMS = "A source is a model's name, a .gguf file, or a folder with config.json 
     [
         ("smollm2-135m", r"no model is called 'smollm2-135m'; did you mean 'smollm2-135m-instruct'\? Known: .*" + FORMS),
         ("zzz", f"no model is called 'zzz'. Known: .*{FORMS}"),
-        ("HuggingFaceTB/SmolLM2-135M", f"no file or folder here, and loading from a model hub is not supported yet. {FORMS}"),
         ("missing.gguf", f"missing.gguf: there is no such file or folder. {FORMS}"),
         ("./missing", "./missing: there is no such file or folder"),
         ("/missing/folder", "/missing/folder: there is no such file or folder"),
@@ -119,7 +118,7 @@ def test_folder_without_a_model(tmp_path):
     with pytest.raises(ValueError, match=r"there is no config.json in this folder"):
         load_model(tmp_path, dtype="float32")
     (tmp_path / "_CHECKPOINT_METADATA").touch()
-    with pytest.raises(ValueError, match="looks like an Orbax checkpoint; loading these is not supported yet"):
+    with pytest.raises(ValueError, match=r"looks like an Orbax checkpoint, .* there is no specjax_model.json"):
         load_model(tmp_path, dtype="float32")
 
 
