@@ -4,12 +4,16 @@ Letters in shapes: B rows, T tokens of a pass, V vocabulary, E width.
 """
 
 import dataclasses
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+
+MANY_ROWS = 128
+"""From this many rows on a CPU multiplies as everything else does."""
 
 
 def exact(dtype) -> lax.Precision | None:
@@ -29,20 +33,31 @@ def contract(inputs: jax.Array, weight: jax.Array, num_in: int = 1, dtype=None, 
     weight = weight.reshape(math.prod(out_shape), -1)
     if parts > 1:
         inputs = _shares(inputs, parts)
-    # It also runs a half-precision product of one row about five times slower than one of two rows.
-    pad = inputs.shape[0] == 1 and inputs.dtype.itemsize < 4 and jax.default_backend() == "cpu"
-    if pad:
-        inputs = jnp.concatenate([inputs, inputs])
-    outputs = lax.dot_general(
-        inputs,
-        weight,
-        (((1,), (1,)), ((), ())),
-        precision=exact(inputs.dtype),
-        preferred_element_type=dtype or inputs.dtype,
-    )
+    usual, few = (functools.partial(form, dtype=dtype or inputs.dtype) for form in (_multiply, _multiply_few_rows))
+    outputs = lax.platform_dependent(inputs, weight, cpu=few if inputs.shape[0] < MANY_ROWS else usual, default=usual)
     if parts > 1:
         outputs = jnp.sum(outputs.reshape(parts, -1, outputs.shape[-1]), axis=0)
-    return outputs[: math.prod(rows)].reshape(rows + out_shape)
+    return outputs.reshape(rows + out_shape)
+
+
+def _multiply(inputs: jax.Array, weight: jax.Array, dtype) -> jax.Array:
+    """``inputs`` [N, in] times ``weight`` [out, in]: [N, out]."""
+    axes = (((1,), (1,)), ((), ()))
+    return lax.dot_general(inputs, weight, axes, precision=exact(inputs.dtype), preferred_element_type=dtype)
+
+
+def _multiply_few_rows(inputs: jax.Array, weight: jax.Array, dtype) -> jax.Array:
+    """The same as XLA's CPU backend does it fastest: the weight first, up to 2.4 times as fast for 2 to 32 rows.
+
+    The barrier keeps the compiler from turning that round again.
+    """
+    num_rows = inputs.shape[0]
+    # A half-precision product of one row is about five times slower than one of two rows.
+    if num_rows == 1 and inputs.dtype.itemsize < 4:
+        inputs = jnp.concatenate([inputs, inputs])
+    # A half-precision product is faster, too, that is not rounded before it is turned.
+    product = _multiply(weight, inputs, jnp.promote_types(dtype, jnp.float32))
+    return lax.optimization_barrier(product).T[:num_rows].astype(dtype)
 
 
 def _shares(inputs: jax.Array, parts: int) -> jax.Array:

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +8,9 @@ import numpy as np
 import pytest
 
 from specjax.models.config import DecoderConfig, ExpertsConfig, RopeConfig
-from specjax.models.decoder import Decoder, attend, contract, rotate
+from specjax.models.decoder import Decoder, attend, rotate
 from specjax.models.mlp import ExpertsMLP, gated
+from specjax.models.products import MANY_ROWS, contract
 
 CONFIG = DecoderConfig(
     vocab_size=19, num_layers=2, width=12, num_query_heads=6, num_kv_heads=3, head_dim=4, mlp_width=20, max_positions=64,
@@ -136,22 +138,29 @@ def test_sums_in_parts():
     assert not np.array_equal(*logits)
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="only the CPU backend is slow for one half-precision row")
-def test_one_half_precision_row_is_computed_as_two():
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="other backends multiply as it is written")
+def test_how_a_cpu_multiplies():
+    """Few rows: the weight first. One of half precision: as two. The result is the same either way."""
     inputs = jax.random.normal(jax.random.key(0), (1, 2, 96)).astype(jnp.bfloat16)
     weight = jax.random.normal(jax.random.key(1), (64, 96)).astype(jnp.bfloat16)
     alone = contract(inputs[:, :1], weight)
     assert alone.shape == (1, 1, 64)
     assert alone.dtype == jnp.bfloat16
     np.testing.assert_array_equal(alone, contract(inputs, weight)[:, :1])
+    np.testing.assert_allclose(
+        contract(inputs.astype(jnp.float32), weight.astype(jnp.float32)),
+        np.einsum("bti,xi->btx", inputs.astype(jnp.float32), weight.astype(jnp.float32)),
+        atol=1e-5,
+    )
 
-    def rows_of_the_product(inputs):
-        jaxpr = jax.make_jaxpr(contract)(inputs, weight.astype(inputs.dtype))
-        (product,) = [equation.outvars[0].aval for equation in jaxpr.eqns if equation.primitive.name == "dot_general"]
-        return product.size // len(weight)
+    def product(num_rows, dtype):
+        lowered = jax.jit(contract).lower(jnp.zeros((num_rows, 96), dtype), weight.astype(dtype))
+        return re.search(r"dot_general.*-> tensor<(\w+)>", lowered.as_text()).group(1)
 
-    assert rows_of_the_product(inputs[:, :1]) == 2
-    assert rows_of_the_product(inputs[:, :1].astype(jnp.float32)) == 1
+    assert product(1, jnp.bfloat16) == "64x2xf32"
+    assert product(1, jnp.float32) == "64x1xf32"
+    assert product(8, jnp.float32) == "64x8xf32"
+    assert product(MANY_ROWS, jnp.float32) == f"{MANY_ROWS}x64xf32"
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
