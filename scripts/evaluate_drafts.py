@@ -65,6 +65,7 @@ def main():
     parser.add_argument("--most", type=int, help="so many prompts, spread evenly over the file; all unless given")
     parser.add_argument("--eagle", help="folder of an autoregressive head")
     parser.add_argument("--medusa", help="folder of Medusa heads")
+    parser.add_argument("--domain", nargs="*", default=[], help="categories that are counted together; the rest are 'other'")
     parser.add_argument("--only", nargs="*", default=[], help="parts of the names of the drafters that are measured")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
     parser.add_argument("--max-tokens", type=int, default=128)
@@ -73,6 +74,12 @@ def main():
     arguments = parser.parse_args()
     model = specjax.load_model(arguments.model, dtype="float32")
     prompts = read_prompts(arguments.prompts, arguments.most)
+    if arguments.domain:
+        unknown = set(arguments.domain) - {category for category, _ in prompts}
+        if unknown:
+            parser.error(f"--domain names {sorted(unknown)}; the prompts have {sorted({category for category, _ in prompts})}")
+        domain = "+".join(arguments.domain)
+        prompts = [(domain if category in arguments.domain else "other", text) for category, text in prompts]
     chats = [[{"role": "user", "content": text}] for _, text in prompts]
     longest = max(len(model.tokenizer.encode_chat(chat)) for chat in chats)
     rows, plain = [], None
@@ -94,10 +101,13 @@ def main():
                     "temperature": temperature,
                     "tokens_per_round": round(stats.mean_acceptance_length, 3),
                     "draft_acceptance_rate": round(stats.draft_acceptance_rate, 3),
+                    "tested_acceptance_rate": round(stats.tested_acceptance_rate, 3),
                     "accepted_per_pos": [round(n / stats.num_drafts, 3) for n in stats.num_accepted_tokens_per_pos],
                     "overlap": None if stats.overlap is None else round(stats.overlap, 3),
                     "by_source": {source: round(s.mean_acceptance_length, 3) for source, s in stats.by_source.items()},
-                    "by_category": by_category(prompts, done),
+                    "by_category": by_category(prompts, done, "mean_acceptance_length"),
+                    "acceptance_by_category": by_category(prompts, done, "tested_acceptance_rate"),
+                    "overlap_by_category": by_category(prompts, done, "overlap"),
                     "num_tokens": stats.num_tokens,
                 }
                 if temperature == 0:
@@ -109,17 +119,19 @@ def main():
     command = (
         f"python scripts/evaluate_drafts.py --prompts {Path(arguments.prompts).name} --max-tokens {arguments.max_tokens}"
         + (f" --most {arguments.most}" if arguments.most else "")
+        + (f" --domain {' '.join(arguments.domain)}" if arguments.domain else "")
         + "".join(f" --{kind} FOLDER" for kind in ("eagle", "medusa") if getattr(arguments, kind))
     )
     record(command, {"num_prompts": len(prompts), "max_tokens": arguments.max_tokens, "results": rows}, arguments.output)
 
 
-def by_category(prompts, done) -> dict:
-    """Tokens per round of each kind of prompt."""
+def by_category(prompts, done, statistic: str) -> dict:
+    """A statistic of each kind of prompt."""
     kinds = collections.defaultdict(list)
     for (category, _), completion in zip(prompts, done, strict=True):
         kinds[category].append(completion.stats)
-    return {category: round(total(stats).mean_acceptance_length, 3) for category, stats in kinds.items()}
+    values = {category: getattr(total(stats), statistic) for category, stats in kinds.items()}
+    return {category: None if value is None else round(value, 3) for category, value in values.items()}
 
 
 if __name__ == "__main__":

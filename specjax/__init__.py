@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from specjax import drafters
     from specjax.certificates import Certificate, certify
+    from specjax.checkpoints.common_tokens import in_vocabulary_of
     from specjax.checkpoints.heads import load_head
     from specjax.checkpoints.load import load_model
     from specjax.checkpoints.medusa_files import load_medusa
@@ -32,6 +33,7 @@ __all__ = [
     "certify",
     "drafters",
     "generate",
+    "in_vocabulary_of",
     "load_head",
     "load_medusa",
     "load_model",
@@ -52,6 +54,7 @@ _HOMES = {
     "TrainedHead": "specjax.models.trained_head",
     "certify": "specjax.certificates",
     "generate": "specjax.decoding",
+    "in_vocabulary_of": "specjax.checkpoints.common_tokens",
     "load_head": "specjax.checkpoints.heads",
     "load_medusa": "specjax.checkpoints.medusa_files",
     "load_model": "specjax.checkpoints.load",

@@ -11,6 +11,8 @@ from tokenizers import processors
 
 from specjax.checkpoints import chat
 
+REMEDY = "specjax.in_vocabulary_of(target, draft) makes a draft of the tokens that both have"
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tokenizer:
@@ -198,7 +200,7 @@ def compare_tokenizers(target: Tokenizer, draft: Tokenizer) -> None:
       ...             for words in ({"a": 0, "b": 1}, {"a": 0, "c": 1}))
       >>> compare_tokenizers(one, two)
       Traceback (most recent call last):
-      ValueError: target and draft have different tokenizers: id 1 is 'b' in the target and 'c' in the draft
+      ValueError: target and draft have different tokenizers: id 1 is 'b' in the target and 'c' in the draft; ...
     """
     if target is draft:
         return
@@ -206,9 +208,10 @@ def compare_tokenizers(target: Tokenizer, draft: Tokenizer) -> None:
     for id, (our, their) in enumerate(zip(ours, theirs, strict=False)):
         if our != their:
             raise ValueError(
-                f"target and draft have different tokenizers: id {id} is {our!r} in the target and {their!r} in the draft"
+                f"target and draft have different tokenizers: id {id} is {our!r} in the target and {their!r} in the draft; "
+                f"{REMEDY}"
             )
     if len(ours) != len(theirs):
         raise ValueError(
-            f"target and draft have different tokenizers: {len(ours)} ids in the target and {len(theirs)} in the draft"
+            f"target and draft have different tokenizers: {len(ours)} ids in the target and {len(theirs)} in the draft; {REMEDY}"
         )

@@ -47,12 +47,19 @@ def _lookup_shape(argument):
 
 
 def _draft(argument, length, dtype, target):
-    from specjax import load_model
+    from specjax import in_vocabulary_of, load_model
+    from specjax.checkpoints.common_tokens import same_tokens
     from specjax.checkpoints.heads import load_head
+    from specjax.cli.report import STANDARD_ERROR
     from specjax.drafters import draft_model
 
-    del target
-    model = load_head(argument) if _is_trained(argument) else load_model(argument, dtype=dtype)
+    if _is_trained(argument):
+        return draft_model(load_head(argument), **_given(length))
+    model = load_model(argument, dtype=dtype)
+    if not same_tokens(target, model):
+        name = model.name
+        model, common = in_vocabulary_of(target, model)
+        STANDARD_ERROR.print(f"draft {name}: {common}", markup=False)
     return draft_model(model, **_given(length))
 
 

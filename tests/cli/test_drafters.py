@@ -3,8 +3,12 @@
 import dataclasses
 
 import pytest
+import tokenizers
 
+import specjax
+from specjax.certificates.tiny import table_model
 from specjax.checkpoints.heads import save_head
+from specjax.checkpoints.tokenizer import Tokenizer
 from specjax.cli import drafters
 from specjax.cli.drafters import DRAFTERS, Part, make_drafter, parse_drafter
 from specjax.cli.options import CallError
@@ -70,7 +74,7 @@ def test_what_is_made(chat_model):
     lookup = make_drafter((Part("lookup"),), 3, None, None).functions
     assert isinstance(lookup, PromptLookup)
     assert lookup.num_speculative_tokens == 3
-    stack = make_drafter(parse_drafter(f"lookup+draft={chat_model}", 5), 5, "float32", None).functions
+    stack = make_drafter(parse_drafter(f"lookup+draft={chat_model}", 5), 5, "float32", heads.target()).functions
     assert isinstance(stack, Stacked)
     assert (stack.first.tree.num_nodes, stack.then.tree.num_nodes) == (5, 5)
     assert stack.sources == ("prompt_lookup", "draft_model(tiny-chat)")
@@ -99,3 +103,25 @@ def test_heads_are_found_by_folder(tmp_path):
         drafters.check_drafter((Part("draft", str(tmp_path / "head")),), "auto", greedy=False, allow_lossy=False)
     with pytest.raises(ValueError, match="no medusa head for 'tiny' comes with specjax"):
         make_drafter((Part("medusa"),), None, None, heads.target())
+
+
+def test_a_draft_with_another_vocabulary(monkeypatch, capsys):
+    def model(words):
+        vocabulary = tokenizers.models.WordLevel({word: id for id, word in enumerate(words)}, words[0])
+        tokenizer = Tokenizer(tokenizers.Tokenizer(vocabulary))
+        return dataclasses.replace(table_model(len(words), seed=0), tokenizer=tokenizer, name=words)
+
+    loaded = {"same.gguf": model("abcd"), "other.gguf": model("dxa"), "foreign.gguf": model("wxyz")}
+    monkeypatch.setattr(specjax, "load_model", lambda source, dtype: loaded[source], raising=False)
+
+    def draft_of(source, target):
+        return make_drafter((Part("draft", source),), 2, None, target)
+
+    target = model("abcd")
+    assert draft_of("same.gguf", target).model is loaded["same.gguf"]
+    assert capsys.readouterr().err == ""
+    assert draft_of("other.gguf", target).model.tokenizer is target.tokenizer
+    line = "draft dxa: 2 tokens are in both vocabularies: 50.0% of the target's 4, 66.7% of the draft's 3"
+    assert line in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(ValueError, match="target abcd and the draft wxyz have too little in common"):
+        draft_of("foreign.gguf", target)
