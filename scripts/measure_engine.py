@@ -14,11 +14,14 @@ import sys
 import time
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from record import record
 
 import specjax
 from specjax.cli.drafters import make_drafter, parse_drafter
+from specjax.serving.device import run_slots
 
 PROMPTS = Path(__file__).with_name("prompts.txt")
 
@@ -58,22 +61,43 @@ def main():
             with specjax.Engine(model, drafter=drafter, slots=slots, capacity=256) as e:
                 # Every program is compiled before the clock starts.
                 e.run([specjax.Request(chat, specjax.SamplingParams(temperature=0.0, max_tokens=4)) for chat in chats[:slots]])
-                before = e.metrics
                 start = time.perf_counter()
                 done = e.run(requests)
                 seconds, metrics = time.perf_counter() - start, e.metrics
-            host = metrics.host_seconds - before.host_seconds
-            wait = metrics.wait_seconds - before.wait_seconds
             gaps = [c.metrics.time_per_output_token for c in done if c.metrics.time_per_output_token]
             more = {
                 "time_per_output_token": [round(float(np.percentile(gaps, p)), 4) for p in (50, 99)],
-                "host_share": round(host / (host + wait), 4),
+                "time_to_first_token": [round(seconds, 3) for seconds in metrics.time_to_first_token],
                 "slot_use": round(metrics.slot_use, 3),
                 "tokens_per_round": round(sum(len(c.token_ids) for c in done) / sum(c.stats.num_drafts for c in done), 3),
             }
             return [completion.token_ids for completion in done], seconds, more
 
         return run
+
+    def host_added(slots):
+        """Seconds of a dispatch in an engine whose slots are all busy, and of the same program alone, in turns; their ratio."""
+        settings = specjax.SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+        with specjax.Engine(model, slots=slots, capacity=256) as e:
+            for chat in chats[:slots]:
+                e.submit(specjax.Request(chat, settings))
+            for _ in range(slots + 3):
+                e.step()
+            within, alone = [], []
+            for _ in range(5):
+                start = time.perf_counter()
+                for _ in range(5):
+                    e.step()
+                within.append((time.perf_counter() - start) / 5)
+                state = jax.block_until_ready(jax.tree.map(jnp.copy, e._state))
+                start = time.perf_counter()
+                for _ in range(5):
+                    rounds = np.int32(e._program.rounds_per_dispatch)
+                    state, info, _ = run_slots(e._program, e._params, state, e._ended, np.int32(0), rounds)
+                    info.rounds.block_until_ready()
+                alone.append((time.perf_counter() - start) / 5)
+        within, alone = statistics.median(within), statistics.median(alone)
+        return {"engine": round(within, 4), "program": round(alone, 4), "added": round(within / alone - 1, 4)}
 
     runs = {"one at a time": one_at_a_time}
     for slots in arguments.slots:
@@ -112,7 +136,8 @@ def main():
         f"--num-speculative-tokens {length} --max-tokens {arguments.max_tokens} --repeats {arguments.repeats}"
     )
     head = {"model": model.name, "dtype": arguments.dtype, "num_prompts": len(chats), "max_tokens": arguments.max_tokens}
-    outcome = {"repeats": arguments.repeats, "results": results, "draft_len_schedule": schedule}
+    host = {slots: host_added(slots) for slots in arguments.slots}
+    outcome = {"repeats": arguments.repeats, "results": results, "draft_len_schedule": schedule, "dispatch_seconds": host}
     record(command, head | outcome, arguments.output)
 
 

@@ -43,7 +43,7 @@ class SafetensorsFolder:
                     raise ValueError(f"{self.folder / INDEX}: weight_map names {name!r}, which is not a file in this folder")
         else:
             raise ValueError(f"{self.folder}: there is neither {weights} nor {INDEX}")
-        self._files: dict[str, Any] = {}
+        self._files: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._kinds: dict[str, str] = {}
         for name in files:
@@ -56,7 +56,7 @@ class SafetensorsFolder:
                 if placed is not None and placed.get(tensor) != name:
                     raise ValueError(f"{path}: has tensor {tensor!r}, which {INDEX} places in {placed.get(tensor)!r}")
                 part = opened.get_slice(tensor)
-                self._files[tensor] = opened
+                self._files[tensor] = path
                 self._shapes[tensor] = tuple(part.get_shape())
                 self._kinds[tensor] = part.get_dtype()
 
@@ -80,9 +80,12 @@ class SafetensorsFolder:
 
     def read(self, name: str, dtype) -> np.ndarray:
         """A tensor in ``dtype``, rounded once."""
+        # A file is opened for each tensor: what was read of it is mapped until it is closed, in the end all of it.
+        with safetensors.safe_open(self._files[name], framework="numpy") as opened:
+            values = np.asarray(opened.get_tensor(name))
         # Overflow to infinity in a narrow dtype is reported by the caller, by name.
         with np.errstate(over="ignore"):
-            return np.asarray(self._files[name].get_tensor(name)).astype(dtype, copy=False)
+            return values.astype(dtype, copy=False)
 
 
 def indexed_files(path: Path) -> list[str]:
