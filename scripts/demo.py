@@ -11,15 +11,19 @@ drafts, if verify passes are cheap enough on this machine for that to pay; what 
 import argparse
 import sys
 
-from rich.console import Console
+from specjax.user_cache import keep_programs
 
-import specjax
-from specjax.checkpoints.download import DownloadError
-from specjax.checkpoints.heads import heads_of
-from specjax.cli.report import print_comparison, print_header, print_text
-from specjax.decoding import propose_seconds
-from specjax.decoding.auto import choose_drafter, measure_costs
-from specjax.drafters.base import sources_of
+keep_programs()  # for JAX, which is imported now
+
+from rich.console import Console  # noqa: E402
+
+import specjax  # noqa: E402
+from specjax.checkpoints.download import DownloadError  # noqa: E402
+from specjax.checkpoints.heads import heads_of  # noqa: E402
+from specjax.cli.report import print_comparison, print_header, print_text  # noqa: E402
+from specjax.decoding import propose_seconds  # noqa: E402
+from specjax.decoding.auto import choose_drafter, measure_costs  # noqa: E402
+from specjax.drafters.base import sources_of  # noqa: E402
 
 console = Console(highlight=False)
 

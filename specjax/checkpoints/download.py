@@ -19,7 +19,7 @@ from pathlib import Path
 import filelock
 
 from specjax.checkpoints.cards import Card, Source, find_card
-from specjax.checkpoints.user_cache import user_cache_folder
+from specjax.user_cache import user_cache_folder
 
 # Seconds without a byte and further attempts: an index behind a cold proxy answers, an unreachable one is reported soon.
 TIMEOUT = 10

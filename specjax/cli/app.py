@@ -14,6 +14,7 @@ from specjax.cli.convert import convert
 from specjax.cli.generate import generate
 from specjax.cli.models import models, pull
 from specjax.cli.options import Settings, Verbose, suggestion
+from specjax.user_cache import keep_programs
 
 app = typer.Typer(
     add_completion=False,
@@ -63,6 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
       SystemExit: 2
     """
     settings = Settings()
+    if arguments is None:
+        # Somebody else's process decides itself what JAX keeps.
+        keep_programs()
     try:
         code = app(args=arguments, prog_name="specjax", standalone_mode=False, obj=settings) or 0
     except typer.TyperException as error:

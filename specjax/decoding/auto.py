@@ -66,7 +66,7 @@ def measure_costs(model: Model, cache_folder: str | Path | None = None) -> PassC
     if not isinstance(model.functions, Decoder):
         return None
     if cache_folder is None:
-        from specjax.checkpoints.user_cache import user_cache_folder
+        from specjax.user_cache import user_cache_folder
 
         cache_folder = user_cache_folder()
     what = f"{model.config} {model.dtype}"

@@ -14,6 +14,7 @@ import numpy as np
 
 from specjax.models import products
 from specjax.models.products import contract
+from specjax.user_cache import processor, user_cache_folder
 
 CANDIDATES = ("float32", "bfloat16")
 ROWS = (1, 8)
@@ -34,8 +35,6 @@ def choose_dtype(cache_folder: Path | None = None) -> tuple[str, str]:
       cache_folder: where the measurement is kept; None: the user's cache folder.
     """
     if cache_folder is None:
-        from specjax.checkpoints.user_cache import user_cache_folder
-
         cache_folder = user_cache_folder()
     return fastest(kept_measurement(Path(cache_folder) / "dtype.json", "", measure))
 
@@ -101,15 +100,6 @@ def measure() -> dict[str, list[float]]:
             jax.block_until_ready(passes(*arguments))
             seconds[case].append(time.perf_counter() - start)
     return {name: [float(np.median(seconds[name, rows])) * 1e3 for rows in ROWS] for name in CANDIDATES}
-
-
-def processor() -> str:
-    """The processor's model name where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def _read(file: Path) -> dict:

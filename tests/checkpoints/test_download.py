@@ -16,7 +16,7 @@ import pytest
 from specjax.checkpoints import download
 from specjax.checkpoints.cards import Card, Source
 from specjax.checkpoints.download import DownloadError, cached_path, pull
-from specjax.checkpoints.user_cache import user_cache_folder
+from specjax.user_cache import user_cache_folder
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONTENT = bytes(range(256)) * 16_000
