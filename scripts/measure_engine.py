@@ -103,7 +103,6 @@ def main():
     for slots in arguments.slots:
         runs[f"{slots} slots"] = engine(slots, None)
         runs[f"{slots} slots, {arguments.drafter} {arguments.num_speculative_tokens}"] = engine(slots, drafter)
-    one_at_a_time()
     rates, details, same = {name: [] for name in runs}, {}, {}
     wanted = None
     for repeat in range(arguments.repeats):
