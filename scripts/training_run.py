@@ -171,7 +171,7 @@ def finish(trained, log, arguments, command: str) -> None:
         "date": time.strftime("%Y-%m-%d"),
         "data": arguments.data,
         "licence": arguments.licence,
-        "started_from": arguments.start,
+        "started_from": pathlib.Path(arguments.start).name if arguments.start else None,
     }
     trained.facts.update({name: value for name, value in about.items() if value})
     save_head(trained, arguments.output)
