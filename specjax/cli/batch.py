@@ -32,6 +32,7 @@ def batch(
     dtype: options.Dtype = None,
     drafter: options.DrafterName = "auto",
     num_speculative_tokens: options.NumSpeculativeTokens = None,
+    draft_len_schedule: options.DraftLenSchedule = None,
     rule: options.Rule = "auto",
     slots: options.Slots = "auto",
     capacity: options.Capacity = None,
@@ -69,6 +70,7 @@ def batch(
     """
     parts = parse_drafter(drafter, num_speculative_tokens)
     num_slots = _slots(slots)
+    schedule = None if draft_len_schedule is None else _schedule(draft_len_schedule)
     join = options.join_arguments(coordinator_address, num_processes, process_id, distributed, mesh)
 
     import jax
@@ -110,6 +112,7 @@ def batch(
             "dtype": str(target.dtype),
             "drafter": drafter,
             "num_speculative_tokens": num_speculative_tokens,
+            **({} if schedule is None else {"draft_len_schedule": {str(rows): length for rows, length in schedule.items()}}),
             "rule": rule,
             "raw": raw,
             "capacity": capacity,
@@ -127,6 +130,7 @@ def batch(
                 drafter=made,
                 rule=rule,
                 slots=num_slots,
+                draft_len_schedule=schedule,
                 capacity=capacity,
                 max_logprobs=max_logprobs,
                 allow_lossy=allow_lossy,
@@ -154,6 +158,18 @@ def _slots(text: str) -> int | str:
     if not text.isdecimal() or int(text) < 1:
         raise options.CallError(f"--slots is {text}; it must be auto or a whole number of at least 1")
     return int(text)
+
+
+def _schedule(text: str) -> dict[int, int]:
+    pairs = [part.split(":") for part in text.split(",")]
+    if not all(len(pair) == 2 and all(number.isdecimal() for number in pair) and int(pair[0]) >= 1 for pair in pairs):
+        raise options.CallError(
+            f"--draft-len-schedule is {text!r}; it must be numbers of rows, at least 1, and draft lengths, as in 4:8,16:2"
+        )
+    schedule = {int(rows): int(length) for rows, length in pairs}
+    if len(schedule) < len(pairs):
+        raise options.CallError(f"--draft-len-schedule is {text!r}; a number of rows is there twice")
+    return schedule
 
 
 def _summary(done, output, say):

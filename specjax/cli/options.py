@@ -109,6 +109,13 @@ Slots = Annotated[
         metavar="N", help="Requests that are answered at once; auto takes what memory has room for, 16 at most on a CPU."
     ),
 ]
+DraftLenSchedule = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ROWS:LENGTH,...",
+        help="Draft lengths by load: 4:8,16:2 drafts 8 tokens with up to 4 rows being answered, 2 with up to 16, else none.",
+    ),
+]
 Capacity = Annotated[
     int | None,
     typer.Option(metavar="N", help="Tokens of a slot, prompt and answer together; by default 1024, or what the model has."),

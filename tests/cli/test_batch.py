@@ -76,6 +76,34 @@ def test_a_file_of_both_forms_is_answered(specjax_command, chat_model, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl", "out.jsonl.job"]
 
 
+def test_draft_lengths_by_load(specjax_command, chat_model, tmp_path):
+    """One row alone drafts, three at once do not; the answers are the same either way."""
+    line = {"prompt": [20, 21, 20, 21, 20], "max_tokens": 24}
+    settings = ["--slots", "3", "--capacity", "96", "--ignore-eos", "--rule", "gumbel", "--draft-len-schedule", "1:4,2:0"]
+    options = ["--model", chat_model, "--drafter", "lookup", *settings]
+    found = {}
+    for count in (1, 3):
+        source, output = write_lines(tmp_path / f"{count}.jsonl", [line] * count), tmp_path / f"{count}.out"
+        outcome = specjax_command("batch", source, str(output), *options)
+        assert outcome.code == 0, outcome.err
+        records = read_records(output)
+        found[count] = sum(r["num_draft_tokens"] for r in records), {str(r["token_ids"]) for r in records}
+    assert found[1][0] > 0
+    assert found[3][0] == 0
+    assert found[1][1] == found[3][1]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("4", "is '4'; it must be numbers of rows, at least 1, and draft lengths"), ("0:2", "is '0:2'"),
+     ("4:-1", "is '4:-1'"), ("4:2,4:1", "a number of rows is there twice"), ("4:2,", "is '4:2,'")],
+)  # fmt: skip
+def test_a_schedule_that_is_none(specjax_command, tmp_path, text, words):
+    outcome = specjax_command("batch", str(tmp_path / "in"), str(tmp_path / "out"), "--draft-len-schedule", text)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert words in outcome.err
+
+
 def test_bad_lines_get_an_error_with_their_number_and_stop_nothing(specjax_command, chat_model, tmp_path):
     data = [
         b'{"prompt": "a"}',
