@@ -21,7 +21,9 @@ def test_a_second_process_need_not_compile(tmp_path):
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     outputs = [
-        subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=True).stdout.split()
+        subprocess.run(
+            [sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=True
+        ).stdout.split()
         for _ in range(2)
     ]
     assert outputs[0] == ["7", "0"]
