@@ -26,7 +26,7 @@ from specjax.sampling import PathDistribution, SamplingArrays
 from specjax.statistics import total
 from specjax.tree import DraftTree
 
-TOLERANCES = {"float32": 1e-3, "bfloat16": 1.0}
+TOLERANCES = {"float32": 1e-3, "bfloat16": 1.0, "int8": 1.0}
 """Largest deciding margin, in units of log p, at which a first difference is put down to rounding."""
 
 TREE = DraftTree((-1, 0, 0, 1, 1))

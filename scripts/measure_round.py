@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures what a round costs on this machine: plain steps and verify passes by dtype and size, and the share of sampling.
 
-    .venv/bin/python scripts/measure_round.py [--model NAME] [--repeats N] [--output FILE.json]
+    .venv/bin/python scripts/measure_round.py [--model NAME] [--dtypes NAME ...] [--repeats N] [--output FILE.json]
 
 A round drafts a fixed number of tokens (whatever they are), so that the target verifies exactly T = K + 1. All cases are
 compiled first and then timed in turns; medians and quartiles are printed. The share of sampling is the time from logits to a
@@ -84,6 +84,7 @@ def sampling_only(program: Round, size):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16", "int8"])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--output")
     arguments = parser.parse_args()
@@ -91,7 +92,7 @@ def main():
     greedy = specjax.SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
     sampled = specjax.SamplingParams(temperature=0.7, top_p=0.9, min_p=0.05, max_tokens=400, seed=1, ignore_eos=True)
     cases = {}
-    for dtype in ("float32", "bfloat16"):
+    for dtype in arguments.dtypes:
         model = specjax.load_model(arguments.model, dtype=dtype)
         for size in SIZES:
             for kind, params in (("greedy", greedy), ("sampled", sampled)):
@@ -129,13 +130,11 @@ def main():
         return [round(float(q) * 1e3, 2) for q in np.quantile(seconds[case], (0.25, 0.5, 0.75))]
 
     rounds = {f"{d} {s} {k}": milliseconds((d, s, k)) for d, s, k in cases}
-    plain = min(milliseconds((d, 1, "greedy"))[1] for d in ("float32", "bfloat16"))
-    verify = {
-        d: {str(s): round(milliseconds((d, s, "greedy"))[1] / plain, 3) for s in SIZES if s > 1} for d in ("float32", "bfloat16")
-    }
+    plain = min(milliseconds((d, 1, "greedy"))[1] for d in arguments.dtypes)
+    verify = {d: {str(s): round(milliseconds((d, s, "greedy"))[1] / plain, 3) for s in SIZES if s > 1} for d in arguments.dtypes}
     sampling = {
         f"{d} {s}": round(milliseconds((d, s, "sampling"))[1] / milliseconds((d, s, "sampled"))[1], 3)
-        for d in ("float32", "bfloat16")
+        for d in arguments.dtypes
         for s in (1, 8)
     }
     result = {

@@ -18,6 +18,8 @@ import numpy as np
 
 from specjax.checkpoints.tensor_names import TensorNames, expected_shapes
 from specjax.models.config import DecoderConfig
+from specjax.models.decoder import Decoder
+from specjax.models.quantised import in_the_form_of
 
 
 class TensorReader(Protocol):
@@ -91,7 +93,8 @@ def load_params(
       config: sizes; every tensor is checked against it first.
       reader: the tensors.
       names: what the reader calls them.
-      dtype: of all parameters but the norms' scales, which stay float32.
+      dtype: of all parameters but the norms' scales, which stay float32. int8: of the matrices, which are read in float32, one
+        layer at a time, and quantised on the host.
       paired_rotary: query and key rows lie in interleaved pairs in the file.
       norm_offset: what the scales of norms are more than their tensors say: 1 where a model stores them around 0.
       unneeded: tensors to leave alone.
@@ -104,10 +107,13 @@ def load_params(
       ValueError: a tensor is missing, of a wrong shape or unreadable type, has no place, or does not fit ``dtype``.
     """
     check_tensors(config, reader, names, unneeded)
-    layers = _LayerReader(config, reader, names, jnp.dtype(dtype), paired_rotary, norm_offset)
+    forms = Decoder(config).abstract_params(dtype)
+    read_as = jnp.dtype(dtype if config.int8_stream is None else jnp.float32)
+    layers = _LayerReader(config, reader, names, read_as, paired_rotary, norm_offset)
     wanted = None if shardings is None else shardings(config)
 
     def place(tree, *path):
+        tree = in_the_form_of(functools.reduce(lambda part, name: part[name], path, forms), tree)
         # At once, so that the arrays on the host can go before the next layer is read.
         if wanted is None:
             return jax.device_put(tree)

@@ -17,10 +17,11 @@ from specjax.checkpoints.download import pull
 from specjax.checkpoints.gguf_file import GGUFFile
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
+from specjax.models.int8_model import INT8, in_dtype
 from specjax.models.loaded import Model
 from specjax.parallel import as_mesh, param_shardings
 
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16", INT8)
 # Part of the path of a folder in a repository.
 SUBFOLDER = re.compile(r"[\w-][\w. -]*")
 # What folders written by Orbax have at their top.
@@ -43,8 +44,9 @@ def load_model(
         a .gguf file, a folder with config.json and safetensors, a folder that ``specjax convert`` wrote, or a hub id like
         "org/name" (downloaded by huggingface-hub into its own cache; safetensors only, never a pickle). A card's name comes
         first, then what is here: write ``./NAME`` for a folder that is called like a card.
-      dtype: "float32", "bfloat16" or "float16" for the parameters and the cache; None: what is fastest here, measured once;
-        of a folder that ``specjax convert`` wrote: what it is written in.
+      dtype: "float32", "bfloat16" or "float16" for the parameters and the cache; "int8" for quantised matrices (see
+        :mod:`specjax.models.quantised`), with everything else in float32 on a CPU and in bfloat16 elsewhere; None: the fastest
+        here of float32 and bfloat16, measured once; of a folder that ``specjax convert`` wrote: what it is written in.
       feature_layers: layers whose hidden states ``apply`` shows (see :class:`specjax.models.decoder.Decoder`).
       mesh: devices that the parameters are spread over as they are read, for an engine on this mesh (see
         :func:`specjax.parallel.make_mesh`; text like ``"data=4,model=2"`` will do): no device ever has more than its share. None:
@@ -79,6 +81,8 @@ def load_model(
         from specjax.models.dtype import choose_dtype
 
         dtype, reason = choose_dtype()
+    if dtype == INT8 and product_parts > 1:
+        raise ValueError(f"load_model: product_parts is {product_parts}; with dtype 'int8', whose sums are exact, it must be 1")
     config, params, tokenizer, stop_token_ids = load(path, dtype, feature_layers, shardings)
     config = dataclasses.replace(config, product_parts=product_parts)
     return Model(
@@ -139,6 +143,7 @@ def find_source(source: str | Path, revision: str | None, subfolder: str) -> tup
 def _load_gguf(path: Path, dtype: str, feature_layers: Sequence[int], shardings):
     file = GGUFFile(path)
     config, architecture = gguf.read_config(file)
+    config = in_dtype(config, dtype)
     Decoder(config, tuple(feature_layers))  # refuses layers that there are not, before anything is read
     tokenizer = tokenizer_gguf.read_tokenizer(file)
     stops = () if tokenizer is None else tokenizer_gguf.stop_token_ids(file)
@@ -156,6 +161,7 @@ def _load_folder(path: Path, dtype: str, feature_layers: Sequence[int], sharding
         raise ValueError(f"{path}: there is no config.json in this folder")
     reader = safetensors.SafetensorsFolder(path)
     config, family = folder_config.read_config(path, reader.shapes())
+    config = in_dtype(config, dtype)
     Decoder(config, tuple(feature_layers))
     tokenizer = tokenizer_files.read_tokenizer(path)
     stops = safetensors.stop_token_ids(path, tokenizer)

@@ -18,7 +18,9 @@ from specjax.checkpoints.tokenizer import Tokenizer
 from specjax.checkpoints.tokenizer_files import read_json
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
+from specjax.models.int8_model import in_dtype
 from specjax.models.loaded import Model
+from specjax.models.quantised import in_the_form_of, is_quantised
 
 CARD = "specjax_model.json"
 PARAMS = "params"
@@ -105,7 +107,7 @@ def load_folder(
     Args:
       folder: the folder.
       card: see :func:`read_card`.
-      dtype: of the parameters; where it is not that of the folder, each is rounded as it comes.
+      dtype: of the parameters; where it is not that of the folder, each is rounded as it comes, or quantised.
       feature_layers: are checked before anything is read.
       shardings: see :func:`specjax.checkpoints.fuse.load_params`.
 
@@ -115,7 +117,7 @@ def load_folder(
     path = folder / CARD
     try:
         config = decoder_from_dict(card["config"])
-        decoder, written = Decoder(config), jnp.dtype(card["dtype"])
+        wanted = Decoder(config).abstract_params(card["dtype"])
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise ValueError(f"{path}: config or dtype is damaged: {error}") from error
     Decoder(config, tuple(feature_layers))
@@ -125,10 +127,13 @@ def load_folder(
     if not isinstance(card["files"], dict):
         raise ValueError(f"{path}: files is {card['files']!r:.80}; it must be an object")
     tokenizer = None if card["tokenizer"] is None else _tokenizer(folder, card["tokenizer"])
-    wanted = decoder.abstract_params(written)
-    placed = None if shardings is None else shardings(config)
-    params = load_arrays(folder / PARAMS, wanted, card["files"], placed)
-    return config, _cast(params, decoder.abstract_params(jnp.dtype(dtype)), folder), tokenizer, tuple(stops)
+    final = in_dtype(config, dtype)
+    if config.int8_stream is not None and final.int8_stream is None:
+        raise ValueError(f"{path}: dtype is int8, and {dtype} is asked for; what was rounded away is only in the folder's source")
+    placed = None if shardings is None else (shardings(config), shardings(final))
+    params = load_arrays(folder / PARAMS, wanted, card["files"], None if placed is None else placed[0])
+    forms = Decoder(final).abstract_params(dtype)
+    return final, _cast(params, forms, None if placed is None else placed[1], folder), tokenizer, tuple(stops)
 
 
 def _tokenizer(folder: Path, words: dict) -> Tokenizer:
@@ -140,13 +145,19 @@ def _tokenizer(folder: Path, words: dict) -> Tokenizer:
         raise ValueError(f"{folder / CARD}: tokenizer is damaged: {error}") from error
 
 
-def _cast(params, wanted, folder: Path):
-    """The parameters in the dtypes that are wanted; what is no longer needed is given back at once."""
+def _cast(params, wanted, placed, folder: Path):
+    """The parameters in the forms that are wanted; what is no longer needed is given back at once."""
 
-    def cast(key, leaf, want):
-        if leaf.dtype == want.dtype:
+    def cast(key, want, leaf, there=None):
+        if is_quantised(leaf):
+            return leaf.astype(want.dtype)
+        if leaf.dtype == want.dtype and not is_quantised(want):
             return leaf
-        result = jax.block_until_ready(leaf.astype(want.dtype))
+        if is_quantised(want):
+            result = jax.jit(lambda leaf: in_the_form_of(want, leaf), out_shardings=there)(leaf)
+        else:
+            result = leaf.astype(want.dtype)
+        jax.block_until_ready(result)
         leaf.delete()
         # Only float16 has a smaller range than the formats that are written.
         if want.dtype == jnp.float16 and not bool(jnp.isfinite(result).all()):
@@ -154,4 +165,4 @@ def _cast(params, wanted, folder: Path):
             raise ValueError(f"{folder}: {name} has values beyond float16's largest, 65504; use bfloat16 or float32")
         return result
 
-    return jax.tree.map_with_path(cast, params, wanted)
+    return jax.tree.map_with_path(cast, wanted, params, *([] if placed is None else [placed]), is_leaf=is_quantised)

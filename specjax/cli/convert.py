@@ -16,7 +16,7 @@ def convert(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="float32, bfloat16 or float16; by default the narrowest that keeps what SOURCE has, float32 for .gguf files.",
+            help="float32, bfloat16, float16 or int8; by default the narrowest that keeps what SOURCE has, float32 for .gguf.",
             show_default=False,
         ),
     ] = None,

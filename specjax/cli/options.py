@@ -47,7 +47,8 @@ Revision = Annotated[
     typer.Option(metavar="NAME", help="Branch, tag or commit of a hub id; by default the main branch.", show_default=False),
 ]
 Dtype = Annotated[
-    str | None, typer.Option(metavar="NAME", help="float32, bfloat16 or float16; by default the fastest on this device.")
+    str | None,
+    typer.Option(metavar="NAME", help="float32, bfloat16, float16 or int8; by default the faster of the first two here."),
 ]
 DrafterName = Annotated[
     str,

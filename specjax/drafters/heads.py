@@ -30,8 +30,12 @@ class HeadDrafter(BoundDrafter):
         self.head.target.check(target, self.name)
 
     def params_for(self, target: Model):
-        """See :meth:`BoundDrafter.params_for`; the head is brought to the target's dtype."""
-        return {"own": self.head.params_in(target.dtype), "shared": self.head.shared(target)}
+        """See :meth:`BoundDrafter.params_for`; the head is brought to the target's dtype.
+
+        Beside an int8 target it is in the dtype of the states that it reads.
+        """
+        dtype = target.functions.embedding_matrix(target.params).dtype
+        return {"own": self.head.params_in(dtype), "shared": self.head.shared(target)}
 
 
 def medusa(heads: TrainedHead, num_speculative_tokens: int | None = None, *, tree: DraftTree | None = None) -> BoundDrafter:

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+STREAMS = ("float32", "bfloat16", "float16", "float64")
+"""Dtypes that what is between int8 products can be in."""
+
 ACTIVATIONS = ("silu", "gelu_tanh")
 """Of the gate of the MLPs; ``gelu_tanh`` is GELU by its tanh approximation."""
 
@@ -240,6 +243,8 @@ class DecoderConfig:
       experts: a mixture of experts in place of each MLP; None: one MLP.
       product_parts: sums that each matrix product is added up in. Rounding errors of a long sum fall with its root: 8 make up for
         compilers that add one term after the other, at the cost of so many times the arithmetic.
+      int8_stream: None: matrices are in the dtype of the parameters. Else they are in int8 (see :mod:`specjax.models.quantised`),
+        and this, one of ``STREAMS``, is the dtype of what is between the products, the cache included.
     """
 
     vocab_size: int
@@ -266,6 +271,7 @@ class DecoderConfig:
     local_rope: RopeConfig | None = None
     experts: ExpertsConfig | None = None
     product_parts: int = 1
+    int8_stream: str | None = None
 
     def __post_init__(self):
         sizes = ("vocab_size", "num_layers", "width", "num_query_heads", "num_kv_heads", "head_dim", "mlp_width", "max_positions")
@@ -290,6 +296,14 @@ class DecoderConfig:
                 _check_positive("DecoderConfig", name, getattr(self, name))
         if self.product_parts > 1 and self.experts is not None:
             raise ValueError(f"DecoderConfig: product_parts is {self.product_parts}; a mixture of experts takes 1 only")
+        if self.int8_stream is not None and self.int8_stream not in STREAMS:
+            raise ValueError(
+                f"DecoderConfig: int8_stream is {self.int8_stream!r}; it must be None or one of {', '.join(STREAMS)}"
+            )
+        if self.product_parts > 1 and self.int8_stream is not None:
+            raise ValueError(
+                f"DecoderConfig: product_parts is {self.product_parts}; int8 products, whose sums are exact, take 1 only"
+            )
         object.__setattr__(self, "local_layers", tuple(self.local_layers))
         self._check_local_layers()
 
@@ -342,5 +356,6 @@ NOT_PLAIN = (
     "local_layers",
     "local_rope",
     "experts",
+    "int8_stream",
 )
 """Options of a decoder that a single layer of a trained head does not have."""

@@ -20,12 +20,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from specjax.cache import KVBlock, KVCache
 from specjax.models.base import ModelOutput
 from specjax.models.config import DecoderConfig
 from specjax.models.mlp import ExpertsMLP, GatedMLP
-from specjax.models.products import WHOLE, Split, contract, exact, parameter, random_params
+from specjax.models.products import WHOLE, Matrix, Split, contract, exact, parameter, random_params
+from specjax.models.quantised import QuantisedMatrix, in_the_form_of
+
+NUM_IN = {"embedding": 1, "unembedding": 1, "qkv": 1, "out": 3, "gate_up": 1, "down": 1}
+"""What is quantised in an int8 model, and how many of its last axes are inputs. The router of a mixture stays as it is: it is
+small, and a comparison hangs on it."""
 
 
 def rotate(heads: jax.Array, positions: jax.Array, frequencies, magnitude: float = 1.0) -> jax.Array:
@@ -147,7 +153,8 @@ class Attention(nnx.Module):
 
     def join(self, mixed):
         """[B, T, E] of the heads' results [B, T, K, G, D]."""
-        return self.split.summed(self.split.heads, contract(mixed, self.out[...], num_in=3, parts=self.config.product_parts))
+        over = self.split.over(self.split.heads)
+        return contract(mixed, self.out[...], num_in=3, parts=self.config.product_parts, over=over)
 
     def __call__(self, inputs, positions, cache_keys, cache_values, lengths, block_mask):
         query, keys, values = self.project(inputs, positions)
@@ -271,17 +278,55 @@ class Decoder:
     def _structure(self, dtype):
         return nnx.split(nnx.eval_shape(lambda: DecoderModule(self.config, dtype, self.split)))
 
-    def abstract_params(self, dtype=jnp.float32) -> dict:
-        """The parameters' nested dict with a ``jax.ShapeDtypeStruct`` for each array."""
-        return nnx.to_pure_dict(self._structure(jnp.dtype(dtype))[1])
+    def abstract_params(self, dtype=None) -> dict:
+        """The parameters' nested dict with a ``jax.ShapeDtypeStruct`` for each array.
+
+        Args:
+          dtype: of the matrices; None: int8 where the configuration says that they are, else float32.
+
+        Raises:
+          ValueError: it is int8, and the configuration does not say so, or the other way round.
+        """
+        stream = self._stream(dtype)
+        params = nnx.to_pure_dict(self._structure(stream)[1])
+
+        def quantised(leaf, num_in):
+            values, scale = jax.ShapeDtypeStruct(leaf.shape, jnp.int8), jax.ShapeDtypeStruct(leaf.shape[:-num_in], jnp.float32)
+            return QuantisedMatrix(values, scale, stream)
+
+        return self._quantised(quantised, params)
 
     def logical_axes(self) -> dict:
         """The parameters' nested dict with a ``PartitionSpec`` of logical axis names for each array."""
-        return nnx.to_pure_dict(nnx.get_partition_spec(self._structure(jnp.dtype(jnp.float32))[1]))
+        stream = self._stream(None)
+        axes = nnx.to_pure_dict(nnx.get_partition_spec(self._structure(stream)[1]))
+        return self._quantised(lambda spec, num_in: QuantisedMatrix(spec, PartitionSpec(*spec[:-num_in]), stream), axes)
 
-    def init(self, key: jax.Array, dtype=jnp.float32, scale: float | None = None) -> dict:
+    def _stream(self, dtype) -> jnp.dtype:
+        """Dtype of what is between the products, with matrices in ``dtype``."""
+        stream = self.config.int8_stream
+        if dtype is not None and (jnp.dtype(dtype) == jnp.int8) != (stream is not None):
+            right = "a dtype of floats, or a configuration with int8_stream" if stream is None else "int8"
+            raise ValueError(f"Decoder: dtype is {dtype!r}, and config.int8_stream is {stream!r}; it must be {right}")
+        if stream is None:
+            stream = jnp.float32 if dtype is None else dtype
+        return jnp.dtype(stream)
+
+    def _quantised(self, function, tree):
+        """``tree`` with ``function(leaf, num_in)`` in place of what is quantised."""
+        if self.config.int8_stream is None:
+            return tree
+
+        def of(path, leaf):
+            num_in = NUM_IN.get(path[-1].key)
+            return leaf if num_in is None else function(leaf, num_in)
+
+        return jax.tree.map_with_path(of, tree, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
+
+    def init(self, key: jax.Array, dtype=None, scale: float | None = None) -> dict:
         """Random parameters: norms 1, biases and matrices normal with ``scale`` (default: 1 / sqrt(inputs))."""
-        return random_params(self.abstract_params(dtype), key, scale)
+        wanted = self.abstract_params(dtype)
+        return in_the_form_of(wanted, random_params(nnx.to_pure_dict(self._structure(self._stream(dtype))[1]), key, scale))
 
     def _module(self, params) -> DecoderModule:
         graph, _ = self._structure(params["embedding"].dtype)
@@ -301,11 +346,11 @@ class Decoder:
         """Logits [..., V], at least float32, of hidden states [..., E]; of the share of the vocabulary where that is split."""
         return self._module(params).unembed(hidden)
 
-    def embedding_matrix(self, params) -> jax.Array:
+    def embedding_matrix(self, params) -> Matrix:
         """[V, E], the rows that tokens become."""
         return params["embedding"]
 
-    def output_matrix(self, params) -> jax.Array:
+    def output_matrix(self, params) -> Matrix:
         """[V, E], the rows that hidden states are compared with."""
         return params["embedding"] if self.config.tied_embedding else params["unembedding"]
 

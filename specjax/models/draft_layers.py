@@ -44,6 +44,8 @@ class DraftConfig:
         size = self.draft_vocab_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= self.vocab_size):
             raise ValueError(f"DraftConfig: draft_vocab_size is {size!r}; it must be None or from 1 to {self.vocab_size}")
+        if self.decoder.int8_stream is not None:
+            raise ValueError(f"DraftConfig: decoder has int8_stream {self.decoder.int8_stream!r}; trained layers are floats")
 
     @property
     def width(self) -> int:

@@ -26,6 +26,7 @@ from specjax.cache import KVBlock, KVCache
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Attention, GatedMLP, RMSNorm, attend, contract, parameter, random_params
 from specjax.models.draft_vocabulary import widen
+from specjax.models.products import take_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +161,7 @@ class EagleHead:
 
     def embed(self, shared, tokens, dtype) -> jax.Array:
         """[B, T, E] the target's embedding of ``tokens`` [B, T]."""
-        return jnp.take(shared["embedding"], tokens, axis=0, mode="clip").astype(dtype)
+        return take_rows(shared["embedding"], tokens).astype(dtype)
 
     def logits(self, params, shared, states) -> jax.Array:
         """Logits [..., R], at least float32, of the token after each of the head's ``states`` [..., E]."""

@@ -31,7 +31,7 @@ class GatedMLP(nnx.Module):
 
     def __call__(self, inputs):
         joined = gated(contract(inputs, self.gate_up[...], parts=self.parts), self.activation).astype(inputs.dtype)
-        return self.split.summed(self.split.mlp, contract(joined, self.down[...], parts=self.parts))
+        return contract(joined, self.down[...], parts=self.parts, over=self.split.over(self.split.mlp))
 
 
 class ExpertsMLP(nnx.Module):
@@ -57,10 +57,9 @@ class ExpertsMLP(nnx.Module):
         chosen = chosen.reshape(-1)
         order = jnp.argsort(chosen)
         counts = jnp.bincount(chosen, length=count).astype(jnp.int32)
-        gate_up = self.gate_up[...]
-        projected = contract_by_group(rows[order // active], gate_up.reshape(count, -1, gate_up.shape[-1]), counts)
-        joined = gated(projected.reshape(len(order), 2, -1), self.activation).astype(inputs.dtype)
-        outputs = contract_by_group(joined, self.down[...], counts)
+        projected = contract_by_group(rows[order // active], self.gate_up[...], counts)
+        joined = gated(projected, self.activation).astype(inputs.dtype)
+        outputs = contract_by_group(joined, self.down[...], counts, over=self.split.over(self.split.mlp))
         # Back in the order of the tokens: [rows, active, E].
         outputs = jnp.zeros_like(outputs).at[order].set(outputs, unique_indices=True).reshape(*shares.shape, -1)
         mixed = jnp.sum(outputs.astype(shares.dtype) * shares[..., None], axis=1).astype(inputs.dtype)

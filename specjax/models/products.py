@@ -12,6 +12,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from specjax.models.quantised import QuantisedMatrix, contract_quantised, contract_quantised_by_group, take_quantised_rows
+
+Matrix = jax.Array | QuantisedMatrix
+
 MANY_ROWS = 128
 """From this many rows on a CPU multiplies as everything else does."""
 
@@ -21,12 +25,17 @@ def exact(dtype) -> lax.Precision | None:
     return lax.Precision.HIGHEST if jnp.dtype(dtype).itemsize >= 4 else None
 
 
-def contract(inputs: jax.Array, weight: jax.Array, num_in: int = 1, dtype=None, parts: int = 1) -> jax.Array:
+def contract(
+    inputs: jax.Array, weight: Matrix, num_in: int = 1, dtype=None, parts: int = 1, over: str | None = None
+) -> jax.Array:
     """``inputs`` [..., *in] times ``weight`` [*out, *in], over their last ``num_in`` axes: [..., *out].
 
-    Accumulated in at least float32, in ``parts`` sums that are added up at the end; in ``dtype``, which is the inputs' unless
-    given.
+    Accumulated in at least float32, in ``parts`` sums that are added up at the end, and then over the devices of the mesh axis
+    ``over`` where each has a part of the inputs; in ``dtype``, which is the inputs' unless given. With a quantised ``weight`` the
+    sums are those of whole numbers, whatever ``parts`` is.
     """
+    if isinstance(weight, QuantisedMatrix):
+        return contract_quantised(inputs, weight, dtype, over)
     rows, out_shape = inputs.shape[:-num_in], weight.shape[:-num_in]
     # Two plain matrices: XLA's CPU backend transposes a weight of more axes before it multiplies, at ten times the cost.
     inputs = inputs.reshape(math.prod(rows), -1)
@@ -37,7 +46,8 @@ def contract(inputs: jax.Array, weight: jax.Array, num_in: int = 1, dtype=None, 
     outputs = lax.platform_dependent(inputs, weight, cpu=few if inputs.shape[0] < MANY_ROWS else usual, default=usual)
     if parts > 1:
         outputs = jnp.sum(outputs.reshape(parts, -1, outputs.shape[-1]), axis=0)
-    return outputs.reshape(rows + out_shape)
+    outputs = outputs.reshape(rows + out_shape)
+    return outputs if over is None else lax.psum(outputs, over)
 
 
 def _multiply(inputs: jax.Array, weight: jax.Array, dtype) -> jax.Array:
@@ -71,14 +81,28 @@ def _shares(inputs: jax.Array, parts: int) -> jax.Array:
     return jnp.where(mine[:, None], inputs[None], 0).reshape(-1, size)
 
 
-def contract_by_group(inputs: jax.Array, weights: jax.Array, counts: jax.Array) -> jax.Array:
-    """``inputs`` [N, in], the first ``counts[0]`` rows times ``weights[0]`` [out, in], the next ``counts[1]`` times the next."""
+def contract_by_group(inputs: jax.Array, weights: Matrix, counts: jax.Array, over: str | None = None) -> jax.Array:
+    """``inputs`` [N, in], the first ``counts[0]`` rows times ``weights[0]`` [*out, in], the next ``counts[1]`` times the next.
+
+    Nothing is added up over the mesh axis ``over``, whose devices have parts of the inputs: it only says which rows are one.
+    """
     numbers = lax.RaggedDotDimensionNumbers(
         dot_dimension_numbers=(((1,), (2,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[0]
     )
-    return lax.ragged_dot_general(
-        inputs, weights, counts, numbers, precision=exact(inputs.dtype), preferred_element_type=inputs.dtype
+    if isinstance(weights, QuantisedMatrix):
+        return contract_quantised_by_group(inputs, weights, counts, numbers, over)
+    rows = weights.reshape(len(weights), -1, weights.shape[-1])
+    outputs = lax.ragged_dot_general(
+        inputs, rows, counts, numbers, precision=exact(inputs.dtype), preferred_element_type=inputs.dtype
     )
+    return outputs.reshape(len(inputs), *weights.shape[1:-1])
+
+
+def take_rows(matrix: Matrix, ids: jax.Array) -> jax.Array:
+    """Rows ``ids`` [...] of a ``matrix`` [V, E], in its dtype: [..., E]; ids outside it are clipped."""
+    if isinstance(matrix, QuantisedMatrix):
+        return take_quantised_rows(matrix, ids)
+    return jnp.take(matrix, ids, axis=0, mode="clip")
 
 
 def parameter(shape, axes, dtype) -> nnx.Param:
@@ -117,18 +141,22 @@ class Split:
     mlp: bool = False
     vocab: bool = False
 
+    def over(self, part: bool) -> str | None:
+        """The axis whose devices each have a share of the inputs of the ``part``; None where each has all of them."""
+        return self.axis if part else None
+
     def summed(self, part: bool, values: jax.Array) -> jax.Array:
         """``values``, added up over the axis where the ``part`` that they were made of is split."""
         return lax.psum(values, self.axis) if part else values
 
-    def embed(self, matrix: jax.Array, tokens: jax.Array) -> jax.Array:
+    def embed(self, matrix: Matrix, tokens: jax.Array) -> jax.Array:
         """Rows of the embedding, of which ``matrix`` [V, E] is this device's share; ids outside the vocabulary are clipped."""
         if not self.vocab:
-            return jnp.take(matrix, tokens, axis=0, mode="clip")
+            return take_rows(matrix, tokens)
         share = matrix.shape[0]
         places = jnp.clip(tokens, 0, share * lax.axis_size(self.axis) - 1) - share * lax.axis_index(self.axis)
         here = (places >= 0) & (places < share)
-        rows = jnp.take(matrix, jnp.where(here, places, 0), axis=0, mode="clip")
+        rows = take_rows(matrix, jnp.where(here, places, 0))
         # All but one of the shares add zeros: the sum is exact.
         return lax.psum(jnp.where(here[..., None], rows, 0), self.axis)
 

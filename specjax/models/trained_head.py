@@ -12,6 +12,8 @@ from specjax.models.draft_vocabulary import check_vocabulary
 from specjax.models.eagle_head import EagleConfig, EagleHead
 from specjax.models.loaded import Model
 from specjax.models.medusa_heads import MedusaConfig, MedusaHeads
+from specjax.models.products import take_rows
+from specjax.models.quantised import is_quantised
 from specjax.tree import DraftTree
 
 KINDS = {"medusa": (MedusaHeads, MedusaConfig), "eagle": (EagleHead, EagleConfig), "draft": (DraftLayers, DraftConfig)}
@@ -23,6 +25,11 @@ and ``draft_vocab_size``."""
 NUM_SAMPLES = 32
 # Half precision rounds the same weights to within 0.4%; other weights differ by their own size.
 SAMPLE_TOLERANCE = 0.02
+
+
+def _sampled(size: int) -> np.ndarray:
+    """Rows of an embedding that its mark has a number of."""
+    return np.linspace(0, size - 1, NUM_SAMPLES).astype(int)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +65,8 @@ class TargetMark:
                 )
         embedding = model.functions.embedding_matrix(model.params)
         size, width = embedding.shape
-        rows = np.linspace(0, size - 1, NUM_SAMPLES).astype(int)
         columns = 7 * np.arange(NUM_SAMPLES) % width
-        sample = np.asarray(embedding[rows, columns].astype(jnp.float32))
+        sample = np.asarray(take_rows(embedding, _sampled(size))[np.arange(NUM_SAMPLES), columns].astype(jnp.float32))
         return cls(
             model.name, width, model.logits.shape[-1], model.config.num_layers, tuple(np.round(sample.tolist(), 6).tolist())
         )
@@ -75,7 +81,10 @@ class TargetMark:
                     f"{owner} was made for {self.name!r} with {name} {ours}; the target {model.name!r} has {name} {theirs}"
                 )
         ours, theirs = np.array(self.sample), np.array(other.sample)
-        if np.max(np.abs(ours - theirs)) > SAMPLE_TOLERANCE * np.max(np.abs(ours)):
+        embedding, rounding = model.functions.embedding_matrix(model.params), 0
+        if is_quantised(embedding):
+            rounding = np.asarray(embedding.scale)[_sampled(len(embedding.scale))]
+        if np.max(np.abs(ours - theirs) - rounding) > SAMPLE_TOLERANCE * np.max(np.abs(ours)):
             raise ValueError(
                 f"{owner} was made for {self.name!r}; the target {model.name!r} has the same sizes and other weights"
             )

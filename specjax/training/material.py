@@ -59,6 +59,11 @@ class Material:
           rows_multiple: see :class:`Batches`.
           progress: gets a line now and then.
         """
+        if getattr(model.config, "int8_stream", None) is not None:
+            raise ValueError(
+                f"Material: model {model.name!r} is int8, through whose products nothing can be learned; load it in float32 or "
+                "bfloat16. What is trained for it so drafts for it in int8 too"
+            )
         num_layers = model.config.num_layers
         if feature_layers is None:
             feature_layers = sorted({-(-num_layers // 3), -(-2 * num_layers // 3), num_layers})

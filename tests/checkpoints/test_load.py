@@ -108,9 +108,9 @@ def test_unknown_source(source, match):
         load_model(source, dtype="float32")
 
 
-@pytest.mark.parametrize("dtype", ["float64", "int8", "half-ish", 3])
+@pytest.mark.parametrize("dtype", ["float64", "int4", "half-ish", 3])
 def test_dtype_that_is_not_offered(gguf_path, dtype):
-    with pytest.raises(ValueError, match=r"dtype is .*; it must be float32, bfloat16, float16 or None"):
+    with pytest.raises(ValueError, match=r"dtype is .*; it must be float32, bfloat16, float16, int8 or None"):
         load_model(gguf_path, dtype=dtype)
 
 

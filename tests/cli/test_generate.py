@@ -182,3 +182,15 @@ def test_no_usable_prompt(monkeypatch, data, is_terminal, words):
     standard_input(monkeypatch, data, is_terminal)
     with pytest.raises(CallError, match=words):
         read_prompt(None)
+
+
+def test_int8(specjax_command, chat_model):
+    outcome = specjax_command(
+        "generate", "--model", chat_model, "--dtype", "int8", "--max-tokens", "6", "--prompt", "abcabc", "--temperature", "0"
+    )
+    assert outcome.code == 0, outcome.err
+    assert "int8: asked for" in outcome.err
+    model = specjax.load_model(chat_model, dtype="int8")
+    params = specjax.SamplingParams(max_tokens=6, temperature=0)
+    (answer,) = specjax.generate(model, [[{"role": "user", "content": "abcabc"}]], params)
+    assert outcome.out == answer.text + "\n"
