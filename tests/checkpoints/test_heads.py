@@ -240,8 +240,8 @@ def test_what_ships_is_small_and_tells_how_it_was_made():
         assert needed | {"evaluation"} <= head.facts.keys()
         draft, least = {"eagle": ("chain of 4", 1.6), "medusa": ("tree of 16", 1.5)}[head.kind]
         assert head.facts["evaluation"]["tokens_per_round"][draft] > least
-        # A path that it was made with says nothing to others.
-        assert "/" not in json.dumps(head.facts).replace("-0/", "")
+        # A path of the machine that it was made on says nothing to others.
+        assert re.search(r"[\s'\"]/\w", json.dumps(head.facts)) is None
 
 
 def test_an_autoregressive_head_is_a_plain_layer():
