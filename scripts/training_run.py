@@ -77,7 +77,7 @@ def parser(description: str, steps: int, learning_rate: float) -> argparse.Argum
     options.add_argument("--learning-rate", type=float, default=learning_rate)
     options.add_argument("--loss", default="kl", choices=LOSSES, help="distance from the target's distribution")
     options.add_argument("--tokens-per-batch", type=int, default=2048)
-    options.add_argument("--draft-vocab-size", type=int, default=8192, help="tokens that it can propose; 0: all")
+    options.add_argument("--draft-vocab-size", type=int, help="tokens that it can propose, 0: all; what --start has, else 8192")
     options.add_argument("--held-out", type=float, default=0.03, help="share of the prompts that is only evaluated on")
     options.add_argument("--max-tokens", type=int, default=150, help="of the target's answers")
     options.add_argument("--evaluate-every", type=int, default=100)
@@ -132,8 +132,12 @@ def prepare(arguments, start, check: Callable) -> tuple[Material, str]:
     model = specjax.load_model(arguments.target, dtype="float32")
     # What would otherwise be refused hours later.
     check(model, arguments)
+    vocabulary = {"draft_vocab_size": (8192 if arguments.draft_vocab_size is None else arguments.draft_vocab_size) or None}
     if start is not None:
         start.target.check(model, f"--start {arguments.start}")
+        if arguments.draft_vocab_size is not None:
+            raise SystemExit(f"--draft-vocab-size is {arguments.draft_vocab_size}; --start {arguments.start} has its own tokens")
+        vocabulary = {"draft_ids": start.ids}
     work = pathlib.Path(arguments.work)
     parts = [Texts.load(path) for path in arguments.texts]
     if prompts:
@@ -147,7 +151,7 @@ def prepare(arguments, start, check: Callable) -> tuple[Material, str]:
         model,
         Texts.join(parts),
         work / "states",
-        draft_vocab_size=arguments.draft_vocab_size or None,
+        **vocabulary,
         held_out=arguments.held_out,
         tokens_per_batch=arguments.tokens_per_batch,
         rows_multiple=devices,

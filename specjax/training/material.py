@@ -41,6 +41,7 @@ class Material:
         *,
         feature_layers: Sequence[int] | None = None,
         draft_vocab_size: int | None = None,
+        draft_ids: np.ndarray | None = None,
         held_out: float = 0.05,
         tokens_per_batch: int = 2048,
         rows_multiple: int = 1,
@@ -54,6 +55,7 @@ class Material:
           folder: for the states, 2 F E bytes for every token.
           feature_layers: of the target; the last must be its final hidden state. None: a third, two thirds and all of its layers.
           draft_vocab_size: R; the most frequent tokens of the training part. None: all tokens.
+          draft_ids: [R] int32, the tokens themselves, where training goes on from a draft that has some.
           held_out: share of the prompts that is not trained on.
           tokens_per_batch: of a training batch.
           rows_multiple: see :class:`Batches`.
@@ -64,6 +66,8 @@ class Material:
                 f"Material: model {model.name!r} is int8, through whose products nothing can be learned; load it in float32 or "
                 "bfloat16. What is trained for it so drafts for it in int8 too"
             )
+        if draft_ids is not None and draft_vocab_size is not None:
+            raise ValueError(f"Material: draft_vocab_size is {draft_vocab_size} beside draft_ids; give one of them")
         num_layers = model.config.num_layers
         if feature_layers is None:
             feature_layers = sorted({-(-num_layers // 3), -(-2 * num_layers // 3), num_layers})
@@ -83,7 +87,7 @@ class Material:
             progress(f"{name}: {len(part)} texts of {part.num_tokens} tokens; their states go to {Path(folder) / name}")
             states = StateStore.make(model, part, feature_layers, Path(folder) / name, Said(name, progress))
             batches[name] = Batches(part, states, tokens_per_batch, rows_multiple=rows_multiple)
-        ids = None
+        ids = draft_ids
         if draft_vocab_size is not None:
             ids = most_frequent(parts["training"].tokens, draft_vocab_size, model.logits.shape[-1], model.stop_token_ids)
         return cls(model, batches["training"], batches["held_out"], tuple(feature_layers), ids)
