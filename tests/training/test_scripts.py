@@ -73,3 +73,14 @@ def test_a_draft_model_from_texts_to_its_card(scripts, tmp_path, monkeypatch):
     assert trained.facts["licence"] == "CC0-1.0"
     assert trained.facts["command"].startswith("python scripts/train_draft.py --target tiny-llama --texts texts.npz --work work")
     assert len(json.loads((tmp_path / "work" / "curves.json").read_text())) == 1
+    # It goes on with texts whose tokens are others, and knows the same as before.
+    Texts.of_rows([random.integers(60, 90, size=12).tolist() for _ in range(6)], [3] * 6).save(tmp_path / "others.npz")
+    places = {"--texts": "others.npz", "--work": "more", "--output": "further"}
+    common = ["train_draft.py", "--target", str(TINY), "--start", str(tmp_path / "draft"), "--held-out", "0.3", "--steps", "2"]
+    common += [part for option, name in places.items() for part in (option, str(tmp_path / name))]
+    with pytest.raises(SystemExit, match="--draft-vocab-size is 40; --start .* has its own tokens"):
+        call("--draft-vocab-size", "40")
+    call()
+    further = load_head(tmp_path / "further")
+    np.testing.assert_array_equal(further.ids, trained.ids)
+    assert further.facts["started_from"] == "draft"
