@@ -63,3 +63,16 @@ def test_own_rule(capsys):
     assert "right_residual=False): lossless False, error 2e-01\n  after the prompt (1,), (0,) has probability" in output
     assert "right_residual=True): lossless True" in output
     assert "1.772 tokens per round; token verification 2.053" in output
+
+
+def test_own_drafter(capsys):
+    runpy.run_path(str(EXAMPLES / "own_drafter.py"), run_name="__main__")
+    output = capsys.readouterr().out
+    wrong, right = re.findall(r"says_what_it_draws=\w+\): lossless (\w+), error (\S+)", output)
+    assert (wrong[0], right[0]) == ("False", "True")
+    assert float(wrong[1]) > 1e-3 > 1e-12 > float(right[1])
+    assert "\n  after the prompt (1,), (1, 0) has probability" in output
+    lines = re.findall(r"(\d+) of (\d+) drafted tokens accepted, ([\d.]+) tokens per round", output)
+    assert len(lines) == 2
+    # It learns: one that knows nothing has one token in 32 right.
+    assert all(int(accepted) > int(drafted) / 16 for accepted, drafted, _ in lines)

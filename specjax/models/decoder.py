@@ -232,6 +232,7 @@ class DecoderModule(nnx.Module):
         return ModelOutput(hidden, features, KVBlock(tuple(keys), tuple(values)))
 
     def unembed(self, hidden):
+        """See :meth:`Decoder.unembed`."""
         matrix = (self.embedding if not hasattr(self, "unembedding") else self.unembedding)[...]
         dtype = jnp.promote_types(hidden.dtype, jnp.float32)
         logits = contract(hidden, matrix, dtype=dtype, parts=self.config.product_parts)
