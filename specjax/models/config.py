@@ -245,6 +245,7 @@ class DecoderConfig:
         compilers that add one term after the other, at the cost of so many times the arithmetic.
       int8_stream: None: matrices are in the dtype of the parameters. Else they are in int8 (see :mod:`specjax.models.quantised`),
         and this, one of ``STREAMS``, is the dtype of what is between the products, the cache included.
+      int8_digits: of int8 that activations are rounded to in an int8 model, 1 or 2 (see :mod:`specjax.models.quantised`).
     """
 
     vocab_size: int
@@ -272,6 +273,7 @@ class DecoderConfig:
     experts: ExpertsConfig | None = None
     product_parts: int = 1
     int8_stream: str | None = None
+    int8_digits: int = 2
 
     def __post_init__(self):
         sizes = ("vocab_size", "num_layers", "width", "num_query_heads", "num_kv_heads", "head_dim", "mlp_width", "max_positions")
@@ -300,6 +302,8 @@ class DecoderConfig:
             raise ValueError(
                 f"DecoderConfig: int8_stream is {self.int8_stream!r}; it must be None or one of {', '.join(STREAMS)}"
             )
+        if self.int8_digits not in (1, 2):
+            raise ValueError(f"DecoderConfig: int8_digits is {self.int8_digits!r}; it must be 1 or 2")
         if self.product_parts > 1 and self.int8_stream is not None:
             raise ValueError(
                 f"DecoderConfig: product_parts is {self.product_parts}; int8 products, whose sums are exact, take 1 only"

@@ -293,7 +293,7 @@ class Decoder:
 
         def quantised(leaf, num_in):
             values, scale = jax.ShapeDtypeStruct(leaf.shape, jnp.int8), jax.ShapeDtypeStruct(leaf.shape[:-num_in], jnp.float32)
-            return QuantisedMatrix(values, scale, stream)
+            return QuantisedMatrix(values, scale, stream, self.config.int8_digits)
 
         return self._quantised(quantised, params)
 
@@ -301,7 +301,11 @@ class Decoder:
         """The parameters' nested dict with a ``PartitionSpec`` of logical axis names for each array."""
         stream = self._stream(None)
         axes = nnx.to_pure_dict(nnx.get_partition_spec(self._structure(stream)[1]))
-        return self._quantised(lambda spec, num_in: QuantisedMatrix(spec, PartitionSpec(*spec[:-num_in]), stream), axes)
+
+        def quantised(spec, num_in):
+            return QuantisedMatrix(spec, PartitionSpec(*spec[:-num_in]), stream, self.config.int8_digits)
+
+        return self._quantised(quantised, axes)
 
     def _stream(self, dtype) -> jnp.dtype:
         """Dtype of what is between the products, with matrices in ``dtype``."""

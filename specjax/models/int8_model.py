@@ -21,15 +21,16 @@ def in_dtype(config: DecoderConfig, dtype: str) -> DecoderConfig:
     return dataclasses.replace(config, int8_stream="float32" if jax.default_backend() == "cpu" else "bfloat16", product_parts=1)
 
 
-def quantise_model(model: Model, stream: str | None = None) -> Model:
+def quantise_model(model: Model, stream: str | None = None, digits: int = 2) -> Model:
     """The model with its matrices in int8, for parameters that do not come from ``load_model(..., dtype="int8")``.
 
     Args:
       model: a model whose functions are a :class:`specjax.models.decoder.Decoder`, in floats.
       stream: dtype of what is between the products; None: as ``load_model`` has it.
+      digits: of int8 that activations are rounded to, 1 or 2; 1 is less arithmetic and a coarser model.
 
     Raises:
-      ValueError: the model is of another kind, or int8 already.
+      ValueError: the model is of another kind, or int8 already, or an option is out of range.
 
     Example:
       >>> config = DecoderConfig(vocab_size=11, num_layers=1, width=8, num_query_heads=2, num_kv_heads=1, head_dim=4,
@@ -43,7 +44,7 @@ def quantise_model(model: Model, stream: str | None = None) -> Model:
         raise ValueError(f"quantise_model: model {model.name!r} is a {type(model.functions).__name__}; it must be a Decoder")
     if model.config.int8_stream is not None:
         raise ValueError(f"quantise_model: model {model.name!r} is int8 already")
-    config = in_dtype(model.config, INT8)
+    config = dataclasses.replace(in_dtype(model.config, INT8), int8_digits=digits)
     if stream is not None:
         config = dataclasses.replace(config, int8_stream=stream)
     functions = dataclasses.replace(model.functions, config=config)

@@ -75,6 +75,8 @@ def test_configurations_that_contradict_themselves():
         int8.init(jax.random.key(0), "float32")
     with pytest.raises(ValueError, match=r"int8_stream is 'int8'; it must be None or one of float32, bfloat16"):
         dataclasses.replace(heads.CONFIG, int8_stream="int8")
+    with pytest.raises(ValueError, match=r"int8_digits is 3; it must be 1 or 2"):
+        quantise_model(heads.target(), digits=3)
     with pytest.raises(ValueError, match=r"product_parts is 2; int8 products, whose sums are exact, take 1 only"):
         dataclasses.replace(int8.config, product_parts=2)
     model = quantise_model(heads.target())
