@@ -2,6 +2,8 @@
 # make demo PROMPT='...'     the same with your own question
 # make test                  run the test suite
 # make lint                  look for mistakes in the sources
+# make types                 check the type hints
+# make docs                  build the API reference from the docstrings, into build/docs
 # make clean                 remove what make built (downloaded models stay in your cache folder)
 #
 # Needs Python >= 3.11 and a network the first time; everything goes into .venv here and into your cache folder.
@@ -16,7 +18,7 @@ override PROMPT := $(value PROMPT)
 export PROMPT
 endif
 
-.PHONY: help environment demo test lint clean
+.PHONY: help environment demo test lint types docs clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -34,7 +36,15 @@ lint: environment
 	$(PYTHON) -m ruff check .
 	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh .ci/run; else echo "shellcheck is not here: shell scripts not checked"; fi
 
+types: environment
+	@$(PYTHON) -c 'import mypy' 2>/dev/null || $(PYTHON) -m pip install --quiet -e '.[lint]'
+	$(PYTHON) -m mypy
+
+docs: environment
+	@$(PYTHON) -c 'import pdoc' 2>/dev/null || $(PYTHON) -m pip install --quiet -e '.[docs]'
+	$(PYTHON) -m pdoc --docformat google --output-directory build/docs specjax
+
 clean:
 	@sh scripts/make_environment.sh --remove
-	rm -rf build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -7,6 +7,7 @@ with nothing drafted is 0.0.
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -157,18 +158,20 @@ def total(stats: Iterable[Stats]) -> Stats:
     for s in stats:
         by_depth[: len(s.num_accepted_tokens_per_pos)] += np.array(s.num_accepted_tokens_per_pos, int)
     known = [s.overlap_sum for s in stats if s.overlap_sum is not None]
+    counts: dict[str, Any] = {
+        name: sum(getattr(s, name) for s in stats)
+        for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_tokens", "num_tested")
+    }
+    times: dict[str, Any] = {
+        name: max((getattr(s, name) for s in stats), default=0.0)
+        for name in ("prefill_seconds", "decode_seconds", "compile_seconds")
+    }
     return Stats(
         num_accepted_tokens_per_pos=tuple(by_depth.tolist()),
         overlap_sum=sum(known) if known and len(known) == len(stats) else None,
         by_source=_summed_by_source(stats),
-        **{
-            name: sum(getattr(s, name) for s in stats)
-            for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_tokens", "num_tested")
-        },
-        **{
-            name: max((getattr(s, name) for s in stats), default=0.0)
-            for name in ("prefill_seconds", "decode_seconds", "compile_seconds")
-        },
+        **counts,
+        **times,
     )
 
 

@@ -121,7 +121,7 @@ def _build(kind: type, fields: dict, where: str):
         if name not in fields:
             raise ValueError(f"{where}: {name} is missing")
         value = fields[name]
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             value = _build(hint, value, f"{where}: {name}") if isinstance(value, dict) else value
             right = isinstance(value, hint)
         elif isinstance(hint, types.GenericAlias):

@@ -16,7 +16,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 class _Generation(jinja2.ext.Extension):
     """``{% generation %}`` marks what an assistant wrote, for training; the text inside is rendered as it is."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012 (that is its type in jinja2)
 
     def parse(self, parser):
         next(parser.stream)

@@ -131,7 +131,7 @@ def expected_shapes(config: DecoderConfig, names: TensorNames) -> dict[str, tupl
 def _attention_shapes(config: DecoderConfig, names: TensorNames) -> dict[str, tuple[int, ...]]:
     width, size = config.width, config.head_dim
     query, key = config.num_query_heads * size, config.num_kv_heads * size
-    shapes = {names.out: (width, query)}
+    shapes: dict[str, tuple[int, ...]] = {names.out: (width, query)}
     if names.qkv is not None:
         shapes[names.qkv] = (query + 2 * key, width)
     else:
@@ -150,7 +150,7 @@ def _mlp_shapes(config: DecoderConfig, names: TensorNames) -> dict[str, tuple[in
             return {names.gate_up: (2 * mlp, width), names.down: (width, mlp)}
         return {names.gate: (mlp, width), names.up: (mlp, width), names.down: (width, mlp)}
     count = config.experts.num_experts
-    shapes = {names.router: (count, width)}
+    shapes: dict[str, tuple[int, ...]] = {names.router: (count, width)}
     for name, shape in ((names.gate, (mlp, width)), (names.up, (mlp, width)), (names.down, (width, mlp))):
         if "{e}" in name:
             shapes |= {name.replace("{e}", str(expert)): shape for expert in range(count)}

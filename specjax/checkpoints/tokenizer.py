@@ -101,7 +101,7 @@ class Tokenizer:
                 return (token.replace(spaces, " ") if spaces else token).encode()
 
         added = self.backend.get_added_tokens_decoder()
-        result = []
+        result: list[bytes | None] = []
         for id, token in enumerate(self.vocabulary()):
             if token is None or id in self.special_token_ids:
                 result.append(None)

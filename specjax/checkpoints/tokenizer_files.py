@@ -55,7 +55,7 @@ def read_tokenizer(folder: str | Path) -> Tokenizer | None:
     _add_missing(folder, backend, options)
     named = _optional(folder / "special_tokens_map.json")
     named |= {key: value for key, value in options.items() if value is not None}
-    special = {key: _text(named[key]) for key in named if key.endswith("_token") and _text(named[key]) is not None}
+    special = {key: text for key in named if key.endswith("_token") and (text := _text(named[key])) is not None}
     bos, eos = special.pop("bos_token", None), special.pop("eos_token", None)
     if options.get("add_bos_token") is not None or options.get("add_eos_token") is not None:
         wanted = {}

@@ -67,8 +67,16 @@ class Drafter(Protocol):
     A pass is compiled for each, and the first that fits is taken.
     """
 
-    tree: DraftTree | TreeBounds
-    law_choices: tuple[Law, ...]
+    # Read-only: a class attribute, a property or a frozen field will do.
+    @property
+    def tree(self) -> DraftTree | TreeBounds:
+        """Topology of every proposal, or its bounds."""
+        ...
+
+    @property
+    def law_choices(self) -> tuple[Law, ...]:
+        """The laws that it can draw by."""
+        ...
 
     def with_law(self, law: Law) -> "Drafter":
         """The same drafter drawing by ``law``."""

@@ -7,6 +7,7 @@ A model family (llama, qwen2, ...) is a *value* of :class:`DecoderConfig`, never
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -276,8 +277,8 @@ class DecoderConfig:
     int8_digits: int = 2
 
     def __post_init__(self):
-        sizes = ("vocab_size", "num_layers", "width", "num_query_heads", "num_kv_heads", "head_dim", "mlp_width", "max_positions")
-        sizes += ("product_parts",)
+        sizes = ["vocab_size", "num_layers", "width", "num_query_heads", "num_kv_heads", "head_dim", "mlp_width", "max_positions"]
+        sizes += ["product_parts"]
         for name in sizes:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
@@ -337,12 +338,12 @@ class DecoderConfig:
           ((1,), None)
         """
         local = tuple(place for place, layer in enumerate(layers) if layer in self.local_layers)
-        without = {} if local else {"window": None, "local_rope": None}
+        without: dict[str, Any] = {} if local else {"window": None, "local_rope": None}
         return dataclasses.replace(self, num_layers=len(layers), local_layers=local, **without)
 
     def plain_layer(self) -> "DecoderConfig":
         """The sizes of one layer beside the decoder, as trained heads have: its width and heads, global, nothing special."""
-        plain = {field.name: field.default for field in dataclasses.fields(self) if field.name in NOT_PLAIN}
+        plain: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(self) if field.name in NOT_PLAIN}
         return dataclasses.replace(self, num_layers=1, product_parts=1, **plain)
 
     def not_plain(self) -> list[str]:

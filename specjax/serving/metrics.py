@@ -52,8 +52,10 @@ class Meter:
     """Counts as the engine goes."""
 
     def __init__(self):
-        self.counts = collections.Counter()
-        self.times = {name: collections.deque(maxlen=RECENT) for name in ("first", "between", "queue")}
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.times: dict[str, collections.deque[float]] = {
+            name: collections.deque(maxlen=RECENT) for name in ("first", "between", "queue")
+        }
         self.host_seconds = 0.0
         self.wait_seconds = 0.0
 

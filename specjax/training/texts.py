@@ -47,7 +47,7 @@ class Texts:
             raise ValueError("Texts: prompt_lengths must hold a number from 0 to its row's length for every row")
 
     @classmethod
-    def of_rows(cls, rows: Sequence[Sequence[int]], prompt_lengths: Sequence[int]) -> "Texts":
+    def of_rows(cls, rows: Sequence[Sequence[int] | np.ndarray], prompt_lengths: Sequence[int]) -> "Texts":
         """Texts of token lists."""
         offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
         tokens = np.concatenate([np.asarray(row, np.int64) for row in rows]) if rows else np.zeros(0, np.int64)

@@ -59,11 +59,31 @@ class Rule(Protocol):
       refusals: why it is not right for the other laws; may be left out.
     """
 
-    name: str
-    lossless: bool
-    seed_stable: bool
-    laws: tuple[Law, ...]
-    shapes: frozenset[str]
+    # Read-only: a class attribute, a property or a frozen field will do.
+    @property
+    def name(self) -> str:
+        """How it is asked for."""
+        ...
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the distribution is left unchanged."""
+        ...
+
+    @property
+    def seed_stable(self) -> bool:
+        """Whether tokens depend on target, prompt and seed alone."""
+        ...
+
+    @property
+    def laws(self) -> tuple[Law, ...]:
+        """Laws that it is right for."""
+        ...
+
+    @property
+    def shapes(self) -> frozenset[str]:
+        """Shapes that it is right for."""
+        ...
 
     def __call__(self, choices: Choices, draft: Draft, target_log_probs: jax.Array) -> Verdict:
         """Verifies ``draft`` against ``target_log_probs`` [B, T, V], the target's distribution after every node."""
