@@ -78,7 +78,7 @@ def test_a_draft_model_from_texts_to_its_card(scripts, tmp_path, monkeypatch):
     places = {"--texts": "others.npz", "--work": "more", "--output": "further"}
     common = ["train_draft.py", "--target", str(TINY), "--start", str(tmp_path / "draft"), "--held-out", "0.3", "--steps", "2"]
     common += [part for option, name in places.items() for part in (option, str(tmp_path / name))]
-    with pytest.raises(SystemExit, match="--draft-vocab-size is 40; --start .* has its own tokens"):
+    with pytest.raises(SystemExit, match=r"--draft-vocab-size is 40; --start .* has its own tokens"):
         call("--draft-vocab-size", "40")
     call()
     further = load_head(tmp_path / "further")
