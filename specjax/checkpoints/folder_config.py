@@ -25,6 +25,7 @@ from specjax.models.config import (
     LinearRopeScaling,
     Llama3RopeScaling,
     RopeConfig,
+    RopeScaling,
     YarnRopeScaling,
 )
 
@@ -240,10 +241,11 @@ class _ConfigReader:
             raise ValueError(f"{self.path}: {field} is {value!r}; it must be an integer")
         return value
 
-    def number(self, field: str, none: bool = False) -> float | None:
+    def number_or_none(self, field: str) -> float | None:
+        return None if self.fields.get(field) is None else self.number(field)
+
+    def number(self, field: str) -> float:
         value = self.fields.get(field)
-        if value is None and none:
-            return None
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise ValueError(f"{self.path}: {field} is {value!r}; it must be a number")
         return float(value)
@@ -258,7 +260,7 @@ class _ConfigReader:
                 "for the output matrix"
             )
         head_dim = self.integer("head_dim") if fields["head_dim"] is not None else width // max(heads, 1)
-        scalar = self.number("query_pre_attn_scalar", none=True)
+        scalar = self.number_or_none("query_pre_attn_scalar")
         experts = self.experts()
         return DecoderConfig(
             vocab_size=self.integer("vocab_size"),
@@ -273,8 +275,8 @@ class _ConfigReader:
             tied_embedding=tied,
             activation=self.activation(),
             attention_scale=None if scalar in (None, head_dim) else scalar**-0.5,
-            attention_soft_cap=self.number("attn_logit_softcapping", none=True),
-            logit_soft_cap=self.number("final_logit_softcapping", none=True),
+            attention_soft_cap=self.number_or_none("attn_logit_softcapping"),
+            logit_soft_cap=self.number_or_none("final_logit_softcapping"),
             embedding_scale=math.sqrt(width) if family.scaled_embedding else 1.0,
             experts=experts,
             **self.windows_and_ropes(layers),
@@ -368,7 +370,7 @@ class _ConfigReader:
                 raise ValueError(f"{self.path}: {name}.{field} is {options.get(field)!r}; it must be a number")
             return options[field]
 
-        scaling = None
+        scaling: RopeScaling | None = None
         if kind == "linear":
             scaling = LinearRopeScaling(float(need("factor")))
         elif kind == "llama3":

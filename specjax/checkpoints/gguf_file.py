@@ -15,7 +15,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-NUMBER_FORMATS = {
+NUMBER_FORMATS: dict[int, str] = {
     gguf.GGUFValueType.UINT8: "B",
     gguf.GGUFValueType.INT8: "b",
     gguf.GGUFValueType.UINT16: "H",
