@@ -140,7 +140,7 @@ TINY = dataclasses.replace(heads.CONFIG, vocab_size=3, width=4, num_query_heads=
     ("rule", "drafter"),
     [
         ("block", lambda floats, int8: eagle(heads.eagle_head(floats, np.array([0, 2], np.int32)), 2)),
-        ("gumbel", lambda floats, int8: medusa(heads.medusa_heads(floats), tree=DraftTree((-1, 0, 0, 1)))),
+        ("gumbel", lambda floats, int8: medusa(heads.medusa_heads(floats, None), tree=DraftTree((-1, 0, 0, 1)))),
     ],
     ids=["block", "gumbel"],
 )
