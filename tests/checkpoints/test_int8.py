@@ -18,15 +18,6 @@ from tests.checkpoints import tiny
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 
 
-def same(first, second):
-    """Structure with its keys, dtypes and bits."""
-    assert jax.tree.structure(first) == jax.tree.structure(second)
-    for (key, one), (_, two) in zip(jax.tree.leaves_with_path(first), jax.tree.leaves_with_path(second), strict=True):
-        assert one.dtype == two.dtype, key
-        assert np.asarray(one).tobytes() == np.asarray(two).tobytes(), key
-    return True
-
-
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
     return tiny.write_folder(tmp_path_factory.mktemp("folder") / "model", tiny.hf_config(), tiny.hf_tensors())
@@ -42,7 +33,7 @@ def test_from_folders_of_several_families(name):
     model, expected = load_model(GOLDEN / name, dtype="int8"), quantise_model(load_model(GOLDEN / name, dtype="float32"))
     assert (model.dtype, model.dtype_reason, model.config) == (jnp.int8, "asked for", expected.config)
     assert model.config.int8_stream == "float32"
-    assert same(model.params, expected.params)
+    assert tiny.same(model.params, expected.params)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(model.params))
 
 
@@ -63,7 +54,7 @@ def test_no_more_than_a_layer_is_held_in_floats(monkeypatch, llama):
 
 def test_a_converted_folder_changes_no_bit(llama, converted):
     source, model = load_model(llama, dtype="int8"), load_model(converted)
-    assert same(source.params, model.params)
+    assert tiny.same(source.params, model.params)
     assert (model.dtype_reason, model.config) == ("as the folder has it", source.config)
     with pytest.raises(ValueError, match=r"specjax_model.json: dtype is int8, and float32 is asked for; what was rounded away"):
         load_model(converted, dtype="float32")
@@ -73,7 +64,7 @@ def test_a_folder_of_floats_is_quantised_as_it_is_read(llama, tmp_path):
     folder = convert(llama, tmp_path / "floats", dtype="float32")
     for mesh in (None, "data=2,model=2"):
         expected, model = load_model(llama, dtype="int8", mesh=mesh), load_model(folder, dtype="int8", mesh=mesh)
-        assert same(expected.params, model.params)
+        assert tiny.same(expected.params, model.params)
         for one, two in zip(jax.tree.leaves(expected.params), jax.tree.leaves(model.params), strict=True):
             assert one.sharding.is_equivalent_to(two.sharding, one.ndim)
 
@@ -84,7 +75,7 @@ def test_what_is_between_the_products_is_chosen_where_it_runs(llama, tmp_path):
     model = load_model(save_model(elsewhere, tmp_path / "model"))
     assert model.config.int8_stream == "float32"
     assert model.init_cache(1, 4).keys[0].dtype == jnp.float32
-    assert same([m.values for m in _matrices(elsewhere)], [m.values for m in _matrices(model)])
+    assert tiny.same([m.values for m in _matrices(elsewhere)], [m.values for m in _matrices(model)])
     assert {m.dtype.name for m in _matrices(model)} == {"float32"}
 
 
@@ -96,7 +87,7 @@ def test_each_device_of_a_mesh_has_its_share(llama, converted):
     whole = load_model(llama, dtype="int8")
     for source in (llama, converted):
         spread = load_model(source, dtype="int8", mesh="data=2,model=2")
-        assert same(whole.params, spread.params)
+        assert tiny.same(whole.params, spread.params)
         layer = spread.params["layers"][0]
         gate_up, out = layer["mlp"]["gate_up"], layer["attention"]["out"]
         assert {shard.data.shape for shard in gate_up.scale.addressable_shards} == {(2, whole.config.mlp_width // 2)}
@@ -108,7 +99,7 @@ def test_a_gguf_file(tmp_path):
     tensors = tiny.hf_tensors()
     folder = tiny.write_folder(tmp_path / "model", tiny.hf_config(), tensors)
     file = tiny.write_gguf(tmp_path / "model.gguf", tiny.gguf_tensors(tensors))
-    assert same(load_model(file, dtype="int8").params, load_model(folder, dtype="int8").params)
+    assert tiny.same(load_model(file, dtype="int8").params, load_model(folder, dtype="int8").params)
 
 
 def test_options_that_do_not_go_together(llama):

@@ -7,7 +7,6 @@ import shutil
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from specjax.checkpoints.convert import convert
@@ -44,18 +43,9 @@ def copy(converted, tmp_path):
     return pathlib.Path(shutil.copytree(converted, tmp_path / "copy"))
 
 
-def same(first, second):
-    """Structure with its keys, dtypes and bits."""
-    assert jax.tree.structure(first) == jax.tree.structure(second)
-    for (key, one), (_, two) in zip(jax.tree.leaves_with_path(first), jax.tree.leaves_with_path(second), strict=True):
-        assert one.dtype == two.dtype, key
-        assert np.asarray(one).tobytes() == np.asarray(two).tobytes(), key
-    return True
-
-
 def test_a_round_trip_changes_no_bit(llama, converted):
     source, model = load_model(llama, dtype="bfloat16"), load_model(converted)
-    assert same(source.params, model.params)
+    assert tiny.same(source.params, model.params)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(model.params)} == {"bfloat16", "float32"}
     assert (model.name, model.dtype_reason, model.config) == ("model", "as the folder has it", source.config)
     assert (model.stop_token_ids, model.vocab_size, model.max_positions) == ((2, 7), 38, 64)
@@ -72,22 +62,22 @@ def test_other_families(name, tmp_path):
     model = load_model(convert(GOLDEN / name, tmp_path / "model", dtype="float32"))
     source = load_model(GOLDEN / name, dtype="float32")
     assert (model.config, model.tokenizer, model.stop_token_ids) == (source.config, None, source.stop_token_ids)
-    assert same(source.params, model.params)
+    assert tiny.same(source.params, model.params)
 
 
 def test_other_dtypes_are_those_of_the_source_rounded_once(llama, converted, tmp_path):
-    assert same(load_model(converted, dtype="float32").params, load_model(llama, dtype="float32").params)
+    assert tiny.same(load_model(converted, dtype="float32").params, load_model(llama, dtype="float32").params)
     wide = tiny.write_folder(tmp_path / "wide", tiny.hf_config(), tiny.hf_tensors())
     folder = convert(wide, tmp_path / "folder")
     assert load_model(folder).dtype == jnp.float32
     for dtype in ("bfloat16", "float16"):
-        assert same(load_model(folder, dtype=dtype).params, load_model(wide, dtype=dtype).params)
+        assert tiny.same(load_model(folder, dtype=dtype).params, load_model(wide, dtype=dtype).params)
 
 
 def test_onto_a_mesh(llama, converted):
     expected = load_model(llama, dtype="bfloat16", mesh="data=2,model=2")
     model = load_model(converted, mesh="data=2,model=2")
-    assert same(expected.params, model.params)
+    assert tiny.same(expected.params, model.params)
     for one, two in zip(jax.tree.leaves(expected.params), jax.tree.leaves(model.params), strict=True):
         assert one.sharding.is_equivalent_to(two.sharding, one.ndim)
     assert not model.params["layers"][0]["mlp"]["down"].sharding.is_fully_replicated
@@ -96,7 +86,7 @@ def test_onto_a_mesh(llama, converted):
 def test_from_a_mesh_to_one_device(llama, tmp_path):
     spread = load_model(llama, dtype="bfloat16", mesh="model=2")
     model = load_model(save_model(spread, tmp_path / "model"))
-    assert same(spread.params, model.params)
+    assert tiny.same(spread.params, model.params)
     assert len(model.params["embedding"].sharding.device_set) == 1
 
 

@@ -3,6 +3,7 @@
 import json
 
 import gguf
+import jax
 import numpy as np
 import safetensors.numpy
 import tokenizers
@@ -190,3 +191,12 @@ def word_tokenizer(words):
     backend = tokenizers.Tokenizer(models.WordLevel({word: id for id, word in enumerate(words)}, unk_token=words[-1]))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return backend
+
+
+def same(first, second):
+    """Structure with its keys, dtypes and bits."""
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    for (key, one), (_, two) in zip(jax.tree.leaves_with_path(first), jax.tree.leaves_with_path(second), strict=True):
+        assert one.dtype == two.dtype, key
+        assert np.asarray(one).tobytes() == np.asarray(two).tobytes(), key
+    return True
