@@ -84,16 +84,17 @@ def main():
             for _ in range(slots + 3):
                 e.step()
             within, alone = [], []
+            batch, free = e._batch, np.zeros(slots, bool)
             for _ in range(5):
                 start = time.perf_counter()
                 for _ in range(5):
                     e.step()
                 within.append((time.perf_counter() - start) / 5)
-                state = jax.block_until_ready(jax.tree.map(jnp.copy, e._state))
+                state = jax.block_until_ready(jax.tree.map(jnp.copy, e._batch.state))
                 start = time.perf_counter()
                 for _ in range(5):
-                    rounds = np.int32(e._program.rounds_per_dispatch)
-                    state, info, _ = run_slots(e._program, e._params, state, e._ended, np.int32(0), rounds)
+                    rounds = np.int32(batch.program.rounds_per_dispatch)
+                    state, info, _ = run_slots(batch.program, batch.params, state, free, np.int32(0), rounds)
                     info.rounds.block_until_ready()
                 alone.append((time.perf_counter() - start) / 5)
         within, alone = statistics.median(within), statistics.median(alone)

@@ -33,6 +33,7 @@ def batch(
     drafter: options.DrafterName = "auto",
     num_speculative_tokens: options.NumSpeculativeTokens = None,
     draft_len_schedule: options.DraftLenSchedule = None,
+    adaptive: options.Adaptive = None,
     rule: options.Rule = "auto",
     slots: options.Slots = "auto",
     capacity: options.Capacity = None,
@@ -71,6 +72,10 @@ def batch(
     parts = parse_drafter(drafter, num_speculative_tokens)
     num_slots = _slots(slots)
     schedule = None if draft_len_schedule is None else _schedule(draft_len_schedule)
+    if adaptive and schedule is not None:
+        raise options.CallError("--adaptive stands beside --draft-len-schedule; give one of them")
+    if adaptive is None:
+        adaptive = drafter == "auto" and schedule is None
     join = options.join_arguments(coordinator_address, num_processes, process_id, distributed, mesh)
 
     import jax
@@ -113,6 +118,7 @@ def batch(
             "drafter": drafter,
             "num_speculative_tokens": num_speculative_tokens,
             **({} if schedule is None else {"draft_len_schedule": {str(rows): length for rows, length in schedule.items()}}),
+            **({"adaptive": True} if adaptive else {}),
             "rule": rule,
             "raw": raw,
             "capacity": capacity,
@@ -131,6 +137,7 @@ def batch(
                 rule=rule,
                 slots=num_slots,
                 draft_len_schedule=schedule,
+                adaptive=adaptive,
                 capacity=capacity,
                 max_logprobs=max_logprobs,
                 allow_lossy=allow_lossy,

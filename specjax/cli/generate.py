@@ -21,6 +21,7 @@ def generate(
     dtype: options.Dtype = None,
     drafter: options.DrafterName = "auto",
     num_speculative_tokens: options.NumSpeculativeTokens = None,
+    adaptive: options.Adaptive = None,
     rule: options.Rule = "auto",
     max_tokens: options.MaxTokens = 256,
     temperature: options.Temperature = 0.0,
@@ -69,7 +70,8 @@ def generate(
     target = specjax.load_model(model, revision=revision, dtype=dtype)
     made = make_drafter(parts, num_speculative_tokens, dtype, target, rule)
     asked = text if raw or not has_chat_template(target) else [{"role": "user", "content": text}]
-    run = {"drafter": made, "rule": rule, "allow_lossy": allow_lossy}
+    adaptive = drafter == "auto" if adaptive is None else adaptive
+    run = {"drafter": made, "rule": rule, "allow_lossy": allow_lossy, "adaptive": adaptive}
 
     print_header(target)
     if as_json:

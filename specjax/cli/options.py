@@ -117,6 +117,14 @@ DraftLenSchedule = Annotated[
         help="Draft lengths by load: 4:8,16:2 drafts 8 tokens with up to 4 rows being answered, 2 with up to 16, else none.",
     ),
 ]
+Adaptive = Annotated[
+    bool | None,
+    typer.Option(
+        "--adaptive/--no-adaptive",
+        help="Draft only as deep as pays, by what rounds cost here and what was accepted lately; by default with --drafter auto.",
+        show_default=False,
+    ),
+]
 Capacity = Annotated[
     int | None,
     typer.Option(metavar="N", help="Tokens of a slot, prompt and answer together; by default 1024, or what the model has."),

@@ -18,12 +18,13 @@ import jax.numpy as jnp
 from specjax.drafters import eagle, medusa, prompt_lookup, stacked
 from specjax.drafters.base import BoundDrafter
 from specjax.models.decoder import Decoder
-from specjax.models.dtype import kept_measurement
+from specjax.models.dtype import measured_once
 from specjax.models.loaded import Model
 from specjax.models.shallow import keep_layers
 from specjax.models.trained_head import TrainedHead
 from specjax.tree import DraftTree
 from specjax.tree_shapes import TreeChoice, best_tree
+from specjax.user_cache import user_cache_folder
 
 SIZES = (1, 2, 4, 8, 16)
 """Tokens of the passes that are timed."""
@@ -66,11 +67,9 @@ def measure_costs(model: Model, cache_folder: str | Path | None = None) -> PassC
     if not isinstance(model.functions, Decoder):
         return None
     if cache_folder is None:
-        from specjax.user_cache import user_cache_folder
-
         cache_folder = user_cache_folder()
     what = f"{model.config} {model.dtype}"
-    found = kept_measurement(Path(cache_folder) / "passes.json", what, lambda: _measure(model))
+    found = measured_once(Path(cache_folder) / "passes.json", what, lambda: _measure(model))
     layer, output = ({int(size): seconds for size, seconds in found[name].items()} for name in ("layer", "output"))
     return PassCosts(layer, output, model.config.num_layers)
 

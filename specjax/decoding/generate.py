@@ -5,7 +5,7 @@ import functools
 import secrets
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from specjax.decoding.completions import Completion, Piece, Row, excess_counters
 from specjax.decoding.compose import check_model, compose
 from specjax.decoding.prompts import check_settings, prompt_ids, stop_ids
 from specjax.decoding.round import Round, prefill, run_rounds
+from specjax.decoding.round_costs import kept_rounds, measure_rounds, with_depths
 from specjax.decoding.state import NO_TOKEN, Counters, DecodingState, Parameters
 from specjax.models.loaded import Model
 from specjax.sampling.allowed_tokens import AllowedTokens
@@ -37,6 +38,7 @@ def generate(
     logits_processor: LogitsProcessor | None = None,
     allowed_tokens: AllowedTokens | None = None,
     allow_lossy: bool = False,
+    adaptive: bool | Mapping[int, float] = False,
 ) -> list[Completion]:
     """Completes one or many prompts, with or without speculation; the distribution of the outputs is the target's alone.
 
@@ -53,6 +55,11 @@ def generate(
         rather than a new one.
       allowed_tokens: a grammar that every output keeps to (see :class:`specjax.AllowedTokens`).
       allow_lossy: whether a rule that changes the distribution may be used.
+      adaptive: True: every round drafts only as deep as pays, by what rounds of each depth cost here and by what was accepted
+        lately, not at all where drafts cost more than they bring (see ``specjax.decoding.adaptive``). The costs are measured once
+        for each model, drafter and number of rows, which takes some seconds, and kept in the user's cache folder. Tokens of
+        greedy rows and of the gumbel rule do not depend on it; those of other rules are drawn otherwise, from the same
+        distribution. A mapping gives the costs instead, seconds by depth, and those depths alone are used.
 
     Returns:
       A :class:`Completion` for every prompt, in their order; ``n`` of them, one after the other, where ``params.n`` says so.
@@ -60,7 +67,7 @@ def generate(
     Raises:
       ValueError: names the argument, its value and what would be right, before any model runs.
     """
-    batch = Batch.prepare(model, prompts, params, drafter, rule, allow_lossy, logits_processor, allowed_tokens)
+    batch = Batch.prepare(model, prompts, params, drafter, rule, allow_lossy, logits_processor, allowed_tokens, adaptive)
     for _ in batch.run():
         pass
     return batch.completions()
@@ -76,6 +83,7 @@ def stream(
     logits_processor: LogitsProcessor | None = None,
     allowed_tokens: AllowedTokens | None = None,
     allow_lossy: bool = False,
+    adaptive: bool | Mapping[int, float] = False,
 ) -> Iterator[Piece]:
     """Completes one prompt and yields its text as it comes, a round at a time; see :func:`generate` for the arguments.
 
@@ -85,7 +93,7 @@ def stream(
         raise ValueError(f"stream: params is {params!r:.200}; it must be one SamplingParams")
     if params is not None and params.n > 1:
         raise ValueError(f"stream: n is {params.n}; it must be 1, a stream has one completion")
-    batch = Batch.prepare(model, [prompt], params, drafter, rule, allow_lossy, logits_processor, allowed_tokens)
+    batch = Batch.prepare(model, [prompt], params, drafter, rule, allow_lossy, logits_processor, allowed_tokens, adaptive)
     return _pieces(batch)
 
 
@@ -114,6 +122,7 @@ class Batch:
       capacity: S, cache entries per row.
       prefill_width: prompt tokens per pass. The rounds do not depend on it and are not compiled anew for it.
       law: how the drafter draws; q, and with it the overlap, is known unless it is deterministic.
+      measured: whether rounds draft by costs that are known; else they are measured before the first.
     """
 
     program: Round
@@ -124,6 +133,7 @@ class Batch:
     capacity: int
     prefill_width: int
     law: Law
+    measured: bool = True
 
     def __post_init__(self):
         self._counters: Counters | None = None
@@ -133,7 +143,9 @@ class Batch:
         self._seconds = {"prefill_seconds": 0.0, "decode_seconds": 0.0, "compile_seconds": 0.0}
 
     @classmethod
-    def prepare(cls, model, prompts, params, drafter, rule, allow_lossy, logits_processor=None, allowed_tokens=None) -> "Batch":
+    def prepare(
+        cls, model, prompts, params, drafter, rule, allow_lossy, logits_processor=None, allowed_tokens=None, adaptive=False
+    ) -> "Batch":
         """Checks everything and lays out the batch; no model runs."""
         check_model(model)
         if isinstance(prompts, str):
@@ -160,6 +172,7 @@ class Batch:
             allowed_tokens=allowed_tokens,
             num_logprobs=logprobs_size(sampling),
         )
+        program, parameters, measured = with_depths("generate", program, parameters, adaptive)
         longest = max(map(len, prompts))
         most = max(min(len(p) + s.max_tokens, model.max_positions) for p, s in zip(prompts, sampling, strict=True))
         prefill_width = next((width for width in PREFILL_WIDTHS if longest - 1 <= width), PREFILL_WIDTHS[-1])
@@ -172,7 +185,7 @@ class Batch:
             for index in range(settings.n)
         ]
         prompts = [prompts[row.prompt_index] for row in rows]
-        return cls(program, model, parameters, prompts, rows, capacity, prefill_width, law)
+        return cls(program, model, parameters, prompts, rows, capacity, prefill_width, law, measured)
 
     @property
     def sampling(self) -> list[SamplingParams]:
@@ -203,6 +216,8 @@ class Batch:
         """Runs to the end; yields the new tokens of every row after each dispatch."""
         most_rounds = rounds_per_dispatch or self.program.rounds_per_dispatch
         chunks = jnp.int32(self.capacity)  # more than any prompt needs: the loop ends by itself
+        if not self.measured:
+            self._measure_rounds()
         state = self.initial_state()
         program = dataclasses.replace(self._before_rounds, prefill_width=self.prefill_width)
         # A dispatch of nothing compiles (where that is still to be done) and leaves the state as it is.
@@ -234,6 +249,33 @@ class Batch:
                 state = state.replace(finish=jnp.asarray(finish))
             yield news
         self._counters = jax.device_get(state.counters)
+
+    def _measure_rounds(self) -> None:
+        """Finds out what rounds cost, on rows like those of this batch."""
+        program = dataclasses.replace(self._before_rounds, prefill_width=PREFILL_WIDTHS[1])
+
+        state = None
+
+        def start(prompt):
+            nonlocal state
+            state = dataclasses.replace(self, prompts=[prompt] * len(self.rows)).initial_state()
+            limits, stop_token_ids = jnp.full_like(state.limits, self.capacity + 1), jnp.full_like(state.stop_token_ids, NO_TOKEN)
+            state = prefill(
+                program, self.params, state.replace(limits=limits, stop_token_ids=stop_token_ids), jnp.int32(self.capacity)
+            )
+            jax.block_until_ready(state)
+
+        def run(seconds):
+            nonlocal state
+            state, info = run_rounds(self.program, self.params.replace(round_seconds=seconds), state, jnp.int32(1))
+            return jax.block_until_ready(info)
+
+        def measure():
+            return measure_rounds(self.program, start, run, self.capacity)
+
+        greedy = all(settings.greedy for settings in self.sampling)
+        seconds = kept_rounds(self.model, self.program, len(self.rows), greedy, measure)
+        self.params, self.measured = self.params.replace(round_seconds=np.array(seconds, np.float32)), True
 
     def _timed(self, name):
         return _Timer(self._seconds, name)

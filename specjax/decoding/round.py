@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.choices import Choices, KeyedChoices
+from specjax.decoding.adaptive import RecentAcceptance, acceptance_rates, best_depth
 from specjax.decoding.layout import ONE_DEVICE, Layout, Place, any_row
 from specjax.decoding.outcome import count, emitted_tokens, gather, overlap_on_path, path_nodes
 from specjax.decoding.state import (
@@ -80,6 +81,12 @@ class Round:
     num_logprobs: int | None = None
     layout: Layout = ONE_DEVICE
 
+    @property
+    def draft_depths(self) -> tuple[int, ...]:
+        """Depths that drafts have by themselves: none, those of ``depths``, and the drafter's own."""
+        deepest = self.drafter.tree.depth
+        return tuple(sorted({0, *(depth for depth in self.depths if depth < deepest), deepest}))
+
     def init(self, params: Parameters, tokens, lengths, limits, stop_token_ids, sampling: SamplingArrays) -> DecodingState:
         """A batch of prompts, nothing of which has been through a model.
 
@@ -93,6 +100,7 @@ class Round:
         """
         batch, width = tokens.shape
         chex.assert_shape([lengths, limits], (batch,))
+        adaptive = params.round_seconds is not None
         return DecodingState(
             tokens=tokens,
             prompt_lengths=lengths,
@@ -107,6 +115,7 @@ class Round:
             max_depths=jnp.full((batch,), self.drafter.tree.depth, jnp.int32),
             drafter=self.drafter.init(params.drafter, batch, width - 1),
             counters=Counters.zeros(batch, self.drafter.tree.depth, self.logits_dtype, len(sources_of(self.drafter))),
+            acceptance=RecentAcceptance.zeros(batch, self.drafter.tree.depth) if adaptive else None,
         )
 
     def prefill_chunk(self, params: Parameters, state: DecodingState) -> DecodingState:
@@ -172,6 +181,8 @@ class Round:
         """
         if choices is None:
             choices = KeyedChoices(state.sampling.seeds, state.sampling.completion, state.lengths)
+        if state.acceptance is not None:
+            state = state.replace(max_depths=self._depths_that_pay(params, state))
         context = self.context(params, state)
         tree = self.drafter.tree
         num_draft = jnp.asarray(tree.nodes_within)[jnp.clip(context.room, 0, tree.depth)]
@@ -208,6 +219,12 @@ class Round:
         states = state.states
         if params.next_state is not None:
             states = advance(params.next_state, states, emitted, counts)
+        counters = count(state, draft, verdict, common, counts)
+        acceptance = state.acceptance
+        if acceptance is not None:
+            tested = counters.num_tested_per_pos - state.counters.num_tested_per_pos
+            accepted = counters.num_accepted_tokens_per_pos - state.counters.num_accepted_tokens_per_pos
+            acceptance = acceptance.after(state.running, num_draft > 0, tested, accepted, jnp.any(draft.valid, axis=1))
         state = state.replace(
             tokens=tokens,
             lengths=lengths,
@@ -216,10 +233,18 @@ class Round:
             cache=cache,
             observed=state.observed + counts,
             drafter=drafter,
-            counters=count(state, draft, verdict, common, counts),
+            counters=counters,
+            acceptance=acceptance,
         )
         drafted = self.layout.in_total(jnp.sum(draft.valid, dtype=jnp.int32))
         return state, RoundInfo(jnp.where(place < counts[:, None], emitted, NO_TOKEN), counts, drafted, logprobs)
+
+    def _depths_that_pay(self, params: Parameters, state: DecodingState):
+        """[B] int32, ``max_depths`` of the next round."""
+        rates, offered = acceptance_rates(state.acceptance, self.layout)
+        room = jnp.where(state.running, state.limits - state.lengths - 1, -1)
+        depth = best_depth(params.round_seconds, self.draft_depths, rates, offered, room, self.layout)
+        return jnp.broadcast_to(depth, state.max_depths.shape)
 
     def _judge(self, choices: Choices, draft: Draft, log_probs, logits):
         """The verdict of rows, and what else is made of whole vocabularies.

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.cache import KVCache
+from specjax.decoding.adaptive import RecentAcceptance
 from specjax.sampling.params import SamplingArrays
 
 NO_TOKEN = -1
@@ -88,11 +89,14 @@ class Parameters:
       target: the target's parameters.
       drafter: the drafter's.
       next_state: [Q, V] int32, table of the grammar that all rows keep to; None without one.
+      round_seconds: [n] float32, what a round takes whose drafts are as deep as ``Round.draft_depths`` say; every round then
+        drafts as deep as pays. None: as deep as ``DecodingState.max_depths`` says.
     """
 
     target: Any
     drafter: Any = ()
     next_state: jax.Array | None = None
+    round_seconds: jax.Array | None = None
 
 
 @flax.struct.dataclass
@@ -113,6 +117,7 @@ class DecodingState:
       max_depths: [B] int32, how deep a draft of the row may be at most; 0 makes its rounds steps of plain decoding.
       drafter: the drafter's own state.
       counters: statistics.
+      acceptance: what was accepted lately, by which ``max_depths`` are set before every round; None where they are given.
     """
 
     tokens: jax.Array
@@ -128,6 +133,7 @@ class DecodingState:
     max_depths: jax.Array
     drafter: Any
     counters: Counters
+    acceptance: RecentAcceptance | None = None
 
     @property
     def running(self) -> jax.Array:

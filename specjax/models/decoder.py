@@ -59,6 +59,10 @@ def soft_cap(values: jax.Array, cap: float | jax.Array | None) -> jax.Array:
     return values if cap is None else cap * jnp.tanh(values / cap)
 
 
+LEAST_PART = 256
+"""Entries of a cache below which leaving some out saves nothing."""
+
+
 def attend(
     query, block_keys, block_values, cache_keys, cache_values, lengths, block_mask, *, since=None, scale=None, cap=None
 ) -> jax.Array:
@@ -79,6 +83,33 @@ def attend(
     Returns:
       [B, T, K, G, D] in the dtype of the query.
     """
+    options = {"since": since, "scale": scale, "cap": cap}
+
+    def over(used):
+        keys, values = cache_keys[:, :, :used], cache_values[:, :, :used]
+        return _attend_to_all(query, block_keys, block_values, keys, values, lengths, block_mask, **options)
+
+    sizes = used_sizes(cache_keys.shape[2])
+    if len(sizes) == 1:
+        return over(sizes[0])
+    # What lies behind the longest row is not even read.
+    enough = jnp.searchsorted(jnp.array(sizes), jnp.minimum(jnp.max(lengths), sizes[-1]))
+    return lax.switch(enough, [functools.partial(over, used) for used in sizes])
+
+
+def used_sizes(capacity: int) -> tuple[int, ...]:
+    """Parts of a cache, ascending, that a pass may be over: the whole, and its halves, quarters and eighths down to 256 entries.
+
+    Example:
+      >>> used_sizes(200), used_sizes(1023), used_sizes(8192)
+      ((200,), (256, 512, 1023), (1024, 2048, 4096, 8192))
+    """
+    sizes = {-(-capacity // share) for share in (1, 2, 4, 8)}
+    return tuple(sorted(size for size in sizes if size >= LEAST_PART or size == capacity))
+
+
+def _attend_to_all(query, block_keys, block_values, cache_keys, cache_values, lengths, block_mask, *, since, scale, cap):
+    """:func:`attend` over all of ``cache_keys`` and ``cache_values``."""
     score_dtype = jnp.promote_types(query.dtype, jnp.float32)
     product = functools.partial(jnp.einsum, precision=exact(query.dtype), preferred_element_type=score_dtype)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale

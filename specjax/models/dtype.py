@@ -40,27 +40,45 @@ def choose_dtype(cache_folder: Path | None = None) -> tuple[str, str]:
     """
     if cache_folder is None:
         cache_folder = user_cache_folder()
-    return fastest(kept_measurement(Path(cache_folder) / "dtype.json", "layers", measure))
+    return fastest(measured_once(Path(cache_folder) / "dtype.json", "layers", measure))
 
 
-def kept_measurement(file: Path, what: str, measure: Callable[[], Any]) -> Any:
-    """What ``measure`` gives here: read from ``file`` if it was measured before, else measured now and kept there.
+def kept_measurement(file: Path, what: str) -> Any:
+    """What was measured here before, or None.
 
     Args:
       file: JSON, one entry for each machine and subject.
-      what: is measured.
-      measure: gives something that JSON can hold.
+      what: was measured.
     """
+    return _read(file).get(_here(what))
+
+
+def keep_measurement(file: Path, what: str, value: Any) -> None:
+    """Keeps what was measured here for :func:`kept_measurement`.
+
+    Args:
+      file: JSON, one entry for each machine and subject.
+      what: was measured.
+      value: something that JSON can hold.
+    """
+    _write(file, _read(file) | {_here(what): value})
+
+
+def measured_once(file: Path, what: str, measure: Callable[[], Any]) -> Any:
+    """What ``measure`` gives here: read from ``file`` if it was measured before, else measured now and kept there."""
+    found = kept_measurement(file, what)
+    if found is None:
+        found = measure()
+        keep_measurement(file, what, found)
+    return found
+
+
+def _here(what: str) -> str:
     device = jax.devices()[0]
     # Another processor, backend or jax version is another measurement, and so is another way to multiply.
     way = hashlib.sha256(Path(products.__file__).read_bytes()).hexdigest()[:8]
     names = (device.platform, device.device_kind, platform.machine(), processor(), "jax", jax.__version__, "products", way, what)
-    here = " ".join(names).strip()
-    known = _read(file)
-    if here not in known:
-        known[here] = measure()
-        _write(file, known)
-    return known[here]
+    return " ".join(names).strip()
 
 
 def fastest(times: dict[str, list[float]]) -> tuple[str, str]:

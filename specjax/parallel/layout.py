@@ -50,7 +50,7 @@ class MeshLayout:
         if place is Place.PARAMS:
             # Drafters are on every device: each makes the whole draft of its rows.
             target = param_specs(program.target) if split.axis else EVERYWHERE
-            return Parameters(target, drafter=EVERYWHERE, next_state=EVERYWHERE)
+            return Parameters(target, drafter=EVERYWHERE, next_state=EVERYWHERE, round_seconds=EVERYWHERE)
         if place is Place.STATE:
             fields = {field.name: ROWS for field in dataclasses.fields(DecodingState)}
             if split.heads:

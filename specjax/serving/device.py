@@ -91,6 +91,7 @@ def _move_in(program: Round, state: DecodingState, arrivals: Arrivals) -> Decodi
         observed=cleared(state.observed),
         drafter=program.drafter.reset(state.drafter, taken),
         counters=jax.tree.map(cleared, state.counters),
+        acceptance=None if state.acceptance is None else state.acceptance.of_new_rows(taken),
     )
 
 

@@ -14,7 +14,6 @@ the others.
 
 import collections
 import dataclasses
-import functools
 import itertools
 import logging
 import random
@@ -28,27 +27,24 @@ import numpy as np
 
 from specjax.decoding.completions import LOGPROBS_SIZES, Completion, Piece, excess_counters, row_counters, row_stats
 from specjax.decoding.compose import compose
-from specjax.decoding.prompts import stop_ids
+from specjax.decoding.round_costs import with_depths
 from specjax.decoding.state import NO_TOKEN, Counters, DispatchInfo
 from specjax.models.loaded import Model
 from specjax.parallel import Processes, as_mesh, place_params, sizes_of, spread_round
 from specjax.sampling.allowed_tokens import AllowedTokens
-from specjax.sampling.params import MAX_LOGPROBS, SamplingArrays, SamplingParams
+from specjax.sampling.params import MAX_LOGPROBS
 from specjax.sampling.path import LogitsProcessor
-from specjax.serving.device import Arrivals, admit, check_rows, empty_state, prefill_rows, run_slots
 from specjax.serving.memory import MemoryPlan, check_whole, fit_slots
 from specjax.serving.metrics import EngineMetrics, Meter
 from specjax.serving.requests import Job, QueueFull, Request, Room, check_request
-from specjax.serving.schedule import MAX_PREFILLS, Slot, check_schedule, draft_depth, filling_order, next_prefill, pass_rows
+from specjax.serving.schedule import MAX_PREFILLS, Slot, check_schedule, draft_depth, filling_order, next_prefill
+from specjax.serving.slot_batch import MOST_ARRIVALS, SlotBatch
 from specjax.statistics import RequestMetrics
 
 LOG = logging.getLogger(__name__)
 
 DEFAULT_CAPACITY = 1024
 """Tokens of a slot, where the model has so many positions."""
-
-MOST_ARRIVALS = 8
-"""Requests that move in with one call."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +93,8 @@ class Engine:
       max_logit_bias: the most ids that a request may bias.
       draft_len_schedule: draft lengths by load, ``{4: 8, 16: 2}``: with up to 4 rows being answered drafts of up to 8, with up to
         16 of up to 2, with more none. A verify pass is compiled for each length. None: always the drafter's.
+      adaptive: True: every round drafts only as deep as pays for the rows that are being answered, see :func:`specjax.generate`;
+        what rounds cost is measured before the first request, once for each number of slots. Instead of a schedule.
       logits_processor: see :func:`specjax.generate`; of all requests.
       allowed_tokens: a grammar that all outputs keep to.
       allow_lossy: whether a rule that changes the distribution may be used.
@@ -136,6 +134,7 @@ class Engine:
         max_stop_token_ids: int = 8,
         max_logit_bias: int = 8,
         draft_len_schedule: Mapping[int, int] | None = None,
+        adaptive: bool | Mapping[int, float] = False,
         logits_processor: LogitsProcessor | None = None,
         allowed_tokens: AllowedTokens | None = None,
         allow_lossy: bool = False,
@@ -173,7 +172,12 @@ class Engine:
         self._parts = 1 if mesh is None else sizes_of(mesh).data
         self._schedule = check_schedule(draft_len_schedule, program.drafter.tree.depth)
         depths = tuple(sorted(set((self._schedule or {}).values())))
-        self._program = dataclasses.replace(program, rounds_per_dispatch=rounds_per_dispatch, depths=depths)
+        program = dataclasses.replace(program, rounds_per_dispatch=rounds_per_dispatch, depths=depths)
+        measured = True
+        if adaptive is not False:
+            if draft_len_schedule is not None:
+                raise ValueError(f"Engine: adaptive is {adaptive!r:.200} beside a draft_len_schedule; give one of them")
+            program, params, measured = with_depths("Engine", program, params, adaptive)
         if capacity is None:
             capacity = min(DEFAULT_CAPACITY, model.max_positions)
         check_whole("capacity", capacity, 2)
@@ -186,18 +190,18 @@ class Engine:
             biases=max_logit_bias,
             logprobs=max_logprobs,
         )
-        self.memory: MemoryPlan = fit_slots(self._program, params, slots, self._room, memory_limit, self._parts, self.processes)
+        self.memory: MemoryPlan = fit_slots(program, params, slots, self._room, memory_limit, self._parts, self.processes)
         """What the engine needs; made before anything was allocated."""
         LOG.info("%s", self.memory)
-        self._params = params if mesh is None else place_params(self._program, params)
+
+        def place(params):
+            return params if mesh is None else place_params(program, params)
+
+        self._batch = SlotBatch(model, program, place(params), self.memory.slots, self._room, self._parts)
+        if not measured:
+            self._batch.measure_rounds(place, self.processes.broadcast)
         self._max_queue = max_queue
-        sizes = (self.memory.slots, capacity - 1)
-        drafter = jax.eval_shape(lambda params: program.drafter.init(params, *sizes), self._params.drafter)
-        check_rows(program.drafter, drafter, self.memory.slots)
-        self._state = _new_state(self._reading(None), self._params, *sizes, self._room.stop_ids, self._room.biases)
-        self._stop_width = self._state.stop_token_ids.shape[1]
         self._slots: list[Slot | None] = [None] * self.memory.slots
-        self._ended = np.zeros(self.memory.slots, bool)
         self._queue: collections.deque[tuple[Job, int]] = collections.deque()
         self._jobs: dict[Hashable, Job] = {}
         self._in_flight: collections.deque[_InFlight] = collections.deque()
@@ -265,7 +269,7 @@ class Engine:
                 row.cancel()
                 slot = here.get(row.index)
                 if slot is not None:
-                    self._ended[slot.index] = True
+                    self._batch.end(slot.index)
                 self._finish(job, row, slot)
         self._meter.counts["cancelled"] += 1
 
@@ -424,12 +428,12 @@ class Engine:
     @property
     def rule(self) -> Any:
         """The verification rule in use."""
-        return self._program.rule
+        return self._batch.program.rule
 
     def close(self) -> None:
         """Gives the memory of the slots back; requests that are not answered are dropped."""
         self._closed = True
-        self._state = None
+        self._batch.close()
         self._slots = []
         for pending in (self._in_flight, self._queue, self._jobs, self._readers):
             pending.clear()
@@ -446,11 +450,6 @@ class Engine:
 
     # ---------------------------------------------------------------- parts of a step
 
-    def _reading(self, width: int | None):
-        """The program that reads prompts: it does not depend on what rounds report, nor on how many there are."""
-        program = dataclasses.replace(self._program, num_logprobs=None, rounds_per_dispatch=1, depths=())
-        return program if width is None else dataclasses.replace(program, prefill_width=width)
-
     def _admit(self) -> None:
         free = [index for index, slot in enumerate(self._slots) if slot is None]
         free = filling_order(free, len(self._slots), self._parts)
@@ -464,32 +463,8 @@ class Engine:
                     self._num_waiting -= 1
                     self._meter.times["queue"].append(job.admitted - job.arrived)
                 self._slots[slot.index] = slot
-                self._ended[slot.index] = False
                 arriving.append(slot)
-            self._state = admit(self._reading(None), self._state, self._arrivals(arriving))
-
-    def _arrivals(self, arriving: list[Slot]) -> Arrivals:
-        most = min(MOST_ARRIVALS, len(self._slots))
-        fill = most - len(arriving)
-        tokens = np.zeros((most, self._room.capacity), np.int32)
-        for row, slot in zip(tokens, arriving, strict=False):
-            row[: len(slot.job.prompt)] = slot.job.prompt
-        settings = [slot.row.settings for slot in arriving] + [SamplingParams(temperature=0.0)] * fill
-        lengths = np.array([len(slot.job.prompt) for slot in arriving] + [1] * fill, np.int32)
-        limits = np.minimum(lengths.astype(np.int64) + [s.max_tokens for s in settings], self._room.capacity)
-        return Arrivals(
-            slots=np.array([slot.index for slot in arriving] + [len(self._slots)] * fill, np.int32),
-            tokens=tokens,
-            lengths=lengths,
-            limits=limits.astype(np.int32),
-            stop_token_ids=stop_ids(self._model, settings, self._stop_width),
-            sampling=SamplingArrays.stack(
-                settings,
-                [slot.row.seed for slot in arriving] + [0] * fill,
-                [slot.row.index for slot in arriving] + [0] * fill,
-                num_biases=self._room.biases,
-            ),
-        )
+            self._batch.admit(arriving)
 
     def _read_prompts(self) -> None:
         for _ in range(MAX_PREFILLS):
@@ -498,8 +473,7 @@ class Engine:
             if not waiting:
                 return
             width, chosen = next_prefill(waiting, len(self._slots) // self._parts)
-            rows = pass_rows(width, chosen, len(self._slots), self._parts)
-            self._state = prefill_rows(self._reading(width), self._params, self._state, rows)
+            self._batch.read(width, chosen)
             for slot in chosen:
                 fed = min(slot.to_feed, width)
                 slot.to_feed -= fed
@@ -517,14 +491,11 @@ class Engine:
             return False
         stops = any(slot.row.looks_for_stops for slot in answering)
         # The device knows no stop strings: where one may come, the host looks at every round.
-        rounds = 1 if stops else self._program.rounds_per_dispatch
-        depth = draft_depth(self._schedule, len(answering), self._program.drafter.tree.depth)
-        self._state, info, counters = run_slots(
-            self._program, self._params, self._state, self._ended, np.int32(depth), np.int32(rounds)
-        )
+        rounds = 1 if stops else self._batch.program.rounds_per_dispatch
+        depth = draft_depth(self._schedule, len(answering), self._batch.program.drafter.tree.depth)
+        info, counters = self._batch.run(depth, rounds)
         for leaf in jax.tree.leaves((info, counters)):
             leaf.copy_to_host_async()
-        self._ended = np.zeros_like(self._ended)
         occupants = [slot if slot is not None and slot.answering else None for slot in self._slots]
         self._in_flight.append(_InFlight(occupants, info, counters))
         return True
@@ -572,7 +543,7 @@ class Engine:
         read = now if slot is None or slot.prompt_read is None else slot.prompt_read
         admitted = now if job.admitted is None else job.admitted
         stats = row_stats(
-            self._program, self._law, counters, row.num_tokens, prefill_seconds=read - admitted, decode_seconds=now - read
+            self._batch.program, self._law, counters, row.num_tokens, prefill_seconds=read - admitted, decode_seconds=now - read
         )
         metrics = RequestMetrics(
             queue_time=admitted - job.arrived,
@@ -590,9 +561,4 @@ class Engine:
             self._meter.counts["finished"] += 1
 
     def _no_counters(self) -> Counters:
-        return jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), self._state.counters)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 2, 3, 4, 5))
-def _new_state(program, params, slots, capacity, num_stop_ids, biases):
-    return empty_state(program, params, slots, capacity, num_stop_ids, biases)
+        return jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), self._batch.state.counters)

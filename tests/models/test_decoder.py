@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax.models.config import DecoderConfig, ExpertsConfig, RopeConfig
-from specjax.models.decoder import Decoder, attend, rotate
+from specjax.models.decoder import Decoder, attend, rotate, used_sizes
 from specjax.models.mlp import ExpertsMLP, gated
 from specjax.models.products import MANY_ROWS, contract
 
@@ -61,6 +61,26 @@ def test_tokens_outside_the_mask_are_invisible():
     # A later sibling changes neither the root nor the sibling before it.
     beside = run(decoder, params, TOKENS, jnp.minimum(POSITIONS, 1), siblings).hidden
     np.testing.assert_allclose(beside[:, :2], alone, atol=2e-6)
+
+
+@pytest.mark.parametrize("longest", [0, 300, 301, 600])
+def test_attention_over_the_used_part_of_a_cache_is_attention_over_it(longest):
+    assert used_sizes(600) == (300, 600)
+    keys = jax.random.split(jax.random.key(longest), 5)
+    query = jax.random.normal(keys[0], (2, 3, 2, 2, 4))
+    block = [jax.random.normal(key, (2, 2, 3, 4)) for key in keys[1:3]]
+    cached = [jax.random.normal(key, (2, 2, 600, 4)) for key in keys[3:]]
+    lengths, mask = jnp.array([longest, longest // 2]), jnp.tril(jnp.ones((3, 3), bool))
+    mixed = attend(query, *block, *cached, lengths, mask)
+    # In NumPy, over each row's own entries.
+    for row, length in enumerate(lengths.tolist()):
+        values = np.concatenate([cached[1][row, :, :length], block[1][row]], axis=1, dtype=np.float64)
+        all_keys = np.concatenate([cached[0][row, :, :length], block[0][row]], axis=1, dtype=np.float64)
+        scores = np.einsum("tkgd,ksd->tkgs", query[row], all_keys) / 2
+        visible = np.concatenate([np.ones((3, length), bool), mask], axis=1)[:, None, None]
+        weights = np.where(visible, np.exp(scores), 0)
+        expected = np.einsum("tkgs,ksd->tkgd", weights / weights.sum(-1, keepdims=True), values)
+        np.testing.assert_allclose(mixed[row], expected, atol=3e-6)
 
 
 def test_a_window_counts_positions():

@@ -58,7 +58,10 @@ def tokens_over(mesh):
     """Tokens of all completions, and seeds, from an engine that all processes run."""
     with Engine(decoder(), drafter=prompt_lookup(2), rule="gumbel", slots=2, capacity=48, mesh=mesh) as engine:
         done = engine.run(several_requests())
-        assert np.prod(engine._state.cache.keys[0].addressable_shards[0].data.shape) * 2 == engine._state.cache.keys[0].size
+        assert (
+            np.prod(engine._batch.state.cache.keys[0].addressable_shards[0].data.shape) * 2
+            == engine._batch.state.cache.keys[0].size
+        )
     return [completion.token_ids for completion in done], [completion.seed for completion in done]
 
 

@@ -43,7 +43,7 @@ def test_rows_of_own_models_go_over_data():
     with Engine(TARGET, drafter=CLOSE, rule="gumbel", slots=8, capacity=64, mesh="data=4") as engine:
         done = engine.run(asked)
         assert engine.memory.devices == 4
-        state = engine._state
+        state = engine._batch.state
         assert state.cache.keys[0].sharding.spec == PartitionSpec("data")
         assert {shard.data.shape[0] for shard in state.tokens.addressable_shards} == {2}
     new = [function._cache_size() - size for function, size in zip(programs, before, strict=True)]
@@ -58,7 +58,7 @@ def test_a_decoder_over_both_axes():
     with Engine(target, drafter=drafter, rule="gumbel", slots=8, capacity=48, mesh=make_mesh(4, 2)) as engine:
         done = engine.run(asked)
         weights = engine.memory.weights
-        placed = engine._params.target["layers"][0]["attention"]["qkv"]
+        placed = engine._batch.params.target["layers"][0]["attention"]["qkv"]
         assert placed.sharding.spec == PartitionSpec("model", None, None, None)
     # Heads, MLP and vocabulary are all of the target but its norms; each device has half of them, and all of the draft.
     whole = sum(leaf.nbytes for leaf in jax.tree.leaves(target.params))

@@ -270,7 +270,8 @@ def test_cases_146_148_the_plan_counts_both_models_and_caches():
     target, draft = decoder(), decoder(num_layers=2)
     with Engine(target, drafter=draft_model(draft, 3), slots=4, capacity=128, memory_limit=10**9) as e:
         plan = e.memory
-        state = e._state
+        batch = e._batch
+        state = batch.state
         # 127 entries of both models: the newest token is in neither cache.
         entry = 2 * 2 * 16 * 4
         assert plan.caches == 4 * 127 * (8 + 2) * entry + sum(
@@ -280,7 +281,7 @@ def test_cases_146_148_the_plan_counts_both_models_and_caches():
         assert plan.block == 4 * 4 * 8 * entry
         held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         assert plan.caches + plan.rows == held
-        lowered = run_slots.lower(e._program, e._params, state, e._ended, np.int32(3), np.int32(1))
+        lowered = run_slots.lower(batch.program, batch.params, state, np.zeros(4, bool), np.int32(3), np.int32(1))
         scratch = lowered.compile().memory_analysis().temp_size_in_bytes
         # An estimate, but not a small part nor a large multiple of what the compiler asks for.
         assert scratch / 3 < plan.scratch + plan.block < 3 * scratch

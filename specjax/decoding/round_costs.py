@@ -1,0 +1,156 @@
+"""What rounds cost here by the depth of their drafts: measured once for each model, drafter, device and number of rows, and kept.
+
+The program that will run is the one that is timed, on rows of its own: told that every other depth takes for ever, it drafts as
+deep as is asked for. Two texts are tried, one that repeats itself and one that does not, since a drafter may find something to
+say in one alone, and the dearer one counts.
+"""
+
+import dataclasses
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specjax.decoding.round import Round
+from specjax.decoding.state import DispatchInfo, Parameters
+from specjax.models.dtype import keep_measurement, kept_measurement
+from specjax.models.loaded import Model
+from specjax.user_cache import user_cache_folder
+
+REPEATS = 5
+PROMPT_LENGTH = 65
+
+
+def default_depths(depth: int) -> tuple[int, ...]:
+    """Depths between nothing and a drafter's own that are worth a verify pass of their size: powers of two.
+
+    Example:
+      >>> default_depths(8), default_depths(5), default_depths(1)
+      ((1, 2, 4), (1, 2, 4), ())
+    """
+    return tuple(2**power for power in range(depth.bit_length()) if 2**power < depth)
+
+
+def check_adaptive(owner: str, adaptive: Any, depth: int) -> bool | dict[int, float]:
+    """``adaptive`` if it is something that rounds can be told.
+
+    Args:
+      owner: whose argument it is.
+      adaptive: False, True, or seconds of a round by draft depth.
+      depth: the drafter's.
+
+    Raises:
+      ValueError: says what it must be.
+    """
+    if isinstance(adaptive, bool):
+        return adaptive and depth > 0
+    right = f"False, True, or seconds of a round by draft depth, for 0 and {depth} at least"
+    if not isinstance(adaptive, Mapping):
+        raise ValueError(f"{owner}: adaptive is {adaptive!r:.200}; it must be {right}")
+    for length, seconds in adaptive.items():
+        whole = isinstance(length, int) and not isinstance(length, bool) and 0 <= length <= depth
+        if not whole or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
+            raise ValueError(f"{owner}: adaptive holds {length!r}: {seconds!r}; it must be {right}")
+    if not {0, depth} <= set(adaptive):
+        raise ValueError(f"{owner}: adaptive holds the depths {sorted(adaptive)}; it must be {right}")
+    return dict(sorted(adaptive.items())) if depth else False
+
+
+def with_depths(owner: str, program: Round, params: Parameters, adaptive: Any) -> tuple[Round, Parameters, bool]:
+    """The same round drafting as deep as pays, and whether its costs are known already.
+
+    Args:
+      owner: whose argument ``adaptive`` is.
+      program: the round.
+      params: of target and drafter.
+      adaptive: see :func:`specjax.generate`.
+
+    Raises:
+      ValueError: ``adaptive`` is something else.
+    """
+    depth = program.drafter.tree.depth
+    costs = check_adaptive(owner, adaptive, depth)
+    if costs is False:
+        return program, params, True
+    if costs is True:
+        program = dataclasses.replace(program, depths=default_depths(depth))
+        return program, params.replace(round_seconds=np.full(len(program.draft_depths), np.inf, np.float32)), False
+    program = dataclasses.replace(program, depths=tuple(length for length in costs if 0 < length < depth))
+    return program, params.replace(round_seconds=np.array(list(costs.values()), np.float32)), True
+
+
+def measure_rounds(
+    program: Round, start: Callable[[list[int]], Any], run: Callable[[np.ndarray], DispatchInfo], capacity: int
+) -> list[float]:
+    """Median seconds of a round for each of ``program.draft_depths``.
+
+    Args:
+      program: the round.
+      start: has all rows of a batch read one prompt, given as token ids, and waits for it.
+      run: runs one round of these rows with such ``Parameters.round_seconds`` and waits for it.
+      capacity: tokens of a row.
+    """
+    length = max(1, min(PROMPT_LENGTH, capacity // 2))
+    depths = program.draft_depths
+    by_text = []
+    for different in (length, 4):
+        prompt = [token % min(different, program.vocab_size) for token in range(length)]
+        seconds: dict[int, list[float]] = {depth: [] for depth in depths}
+        rounds = capacity
+        # In turns: a machine that slows down for a moment slows all of them. The first time it may be compiled.
+        for repeat, (place, depth) in itertools.product(range(REPEATS + 1), enumerate(depths)):
+            alone = np.where(np.arange(len(depths)) == place, 1, np.inf).astype(np.float32)
+            # The prompt is read again where it must be: behind it, and surely nowhere else, there is room and something to draft.
+            for again in (False, True):
+                if again or length + (rounds + 1) * (depths[-1] + 1) > capacity:
+                    start(prompt)
+                    rounds = 0
+                begun = time.perf_counter()
+                info = run(alone)
+                taken, rounds = time.perf_counter() - begun, rounds + 1
+                if (info.drafted[0] > 0) == (depth > 0):
+                    if repeat:
+                        seconds[depth].append(taken)
+                    break
+        by_text.append({depth: statistics.median(values) for depth, values in seconds.items() if values})
+    # Where nothing was ever drafted a round is a plain step.
+    dearest = [max(text.get(depth, text[0]) for text in by_text) for depth in depths]
+    # Deeper drafts never cost less: what says so is noise.
+    return list(itertools.accumulate(reversed(dearest), min))[::-1]
+
+
+def kept_rounds(
+    model: Model,
+    program: Round,
+    rows: int,
+    greedy: bool,
+    measure: Callable[[], list[float]],
+    agree: Callable[[Any], Any] = lambda value: value,
+    cache_folder: Path | None = None,
+) -> list[float]:
+    """Seconds of a round for each of ``program.draft_depths``: measured now, or what was measured here before.
+
+    Args:
+      model: the target.
+      program: the round.
+      rows: of the batch.
+      greedy: whether no row samples.
+      measure: see :func:`measure_rounds`.
+      agree: has all processes that run the round take the first one's value.
+      cache_folder: where measurements are kept; None: the user's cache folder.
+    """
+    names = (program.target, model.dtype, program.drafter, program.rule, program.layout, program.draft_depths, rows, greedy)
+    what = " ".join(map(repr, names))
+    file = (cache_folder or user_cache_folder()) / "rounds.json"
+    # An object without a name of its own is another one the next time.
+    named = " at 0x" not in what
+    found = agree(kept_measurement(file, what)) if named else None
+    if found is None:
+        found = agree(measure())
+        if named:
+            keep_measurement(file, what, found)
+    return found
