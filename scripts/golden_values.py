@@ -22,130 +22,21 @@ import argparse
 import contextlib
 import hashlib
 import json
-import math
 import pathlib
-import struct
 import sys
-import unicodedata
 
-import gguf
-import sentencepiece
 import tokenizers
 import torch
 import transformers
-from tokenizers import normalizers, pre_tokenizers
+from golden_texts import CODE, CONVERSATIONS, PROSE
+from golden_tiny import published_form, randomise, tiny_configs
+from golden_tokenizers import by_sentencepiece, by_tokenizer, reference_tokenizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GgufConfig,
-    LlamaConfig,
-    MistralConfig,
-    MixtralConfig,
-    Phi3Config,
-    Qwen2Config,
-    Qwen3Config,
-    Qwen3MoeConfig,
-)
+from transformers import AutoModelForCausalLM, GgufConfig
 
 NUM_TOP = 8
 NUM_SPREAD = 24
-
-CONVERSATIONS = {
-    "one turn": [{"role": "user", "content": "Why is the sky blue, and why is a sunset red?"}],
-    "two turns": [
-        {"role": "user", "content": "Name three rivers in Europe."},
-        {"role": "assistant", "content": "The Danube, the Rhine and the Tagus."},
-        {"role": "user", "content": "  Which of them is the longest?\nAnswer in one line. "},
-    ],
-    "own system message": [
-        {"role": "system", "content": "Answer like a pirate."},
-        {"role": "user", "content": "Où est la gare ?"},
-    ],
-}
-
-CODE = '''def moving_average(values, window):
-    """Mean of each run of `window` neighbours."""
-    if window < 1 or window > len(values):
-        raise ValueError(f"window is {window}; it must lie in 1..{len(values)}")
-    total = sum(values[:window])
-    means = [total / window]
-    for old, new in zip(values, values[window:]):
-        total += new - old
-        means.append(total / window)
-    return means
-
-
-assert moving_average([1, 2, 3, 4], 2) == [1.5, 2.5, 3.5]
-'''
-
-PROSE = """\
-The lighthouse keeper wrote everything down. At 04:10 the fog came in from the north-west; at 05:25 it was so thick that
-the lamp lit nothing but itself. She counted the seconds between two blasts of the horn (thirty, as always), filled the kettle,
-and waited for the post boat, which was due on the 17th and had already been late twice that winter.
-
-Nobody on the mainland believed in the old rule any more, but she did: whoever keeps the light also keeps the list of those who
-passed it. There were 2,318 names by now, some of them only a colour and a guess - "red hull, two masts, perhaps Norwegian" - and
-some with whole stories attached. The longest belonged to a small grey ketch that had gone round the island three times in one
-night, as if it had forgotten something. In the morning it was gone. A week later a parcel arrived with no sender: a jar of plum
-jam, a map of the bay drawn from memory, and a note which said only, "Thank you for not asking."
-
-She kept the map on the wall beside the barometer. It was wrong in exactly two places, and in both of them she thought the map
-was right and the bay was wrong. When the fog lifted, around nine, the sea lay flat as a table and the post boat was nowhere to be
-seen. So she wrote that down as well, with the time, the wind (none), and the temperature: 3 degrees.
-
-Then the radio spoke for the first time in four days.
-"""
-
-# Every line is one string. Code points are escaped where an editor might normalise or hide them.
-HARD_TEXTS = [
-    "",
-    " ",
-    "Hello, world!",
-    "a  b   c    d     e        f                 g",
-    "   leading and trailing   ",
-    "\ttab\t\ttwo tabs \t mixed\t ",
-    "line one\r\nline two\r\n\r\nline four\n\n\n\nend\r",
-    "if (x >= 0) {\n\treturn x->y[i++] && !z; // 100% sure?\n}\n\n",
-    "def f(a, *, b=None) -> dict[str, int]:\n    return {**a, 'b': b}  # noqa\n",
-    "https://example.org/a%20b?q=1&r=%C3%A9#frag user.name+tag@example.co.uk",
-    "0 1 12 123 1234 12345 1234567890123456789012345678901234567890 3.14159e-10 1,000,000 0xDEADBEEF v2.0.1",
-    "\u0660\u0661\u0662 \u0967\u0968\u0969 \u00b2\u00b3\u00b9 \u2160\u2161\u2162 \u00bd\u2153",
-    "I'm you're he's we've they'll I'd don't DON'T I'M YOU'RE 'tis '90s rock'n'roll o'clock's'",
-    "I\u2019m you\u2019re he\u2019s \u201cquoted\u201d \u2018single\u2019 \u00abguillemets\u00bb \u2014 \u2013 \u2026",
-    "\U0001f600\U0001f603 \U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 \U0001f44d\U0001f3fd"
-    " \U0001f9d1\U0001f3ff\u200d\U0001f680 \U0001f1e9\U0001f1ea\U0001f1ef\U0001f1f5 \u2764\ufe0f 1\ufe0f\u20e3",
-    "\u4f60\u597d\uff0c\u4e16\u754c\uff01\u3053\u3093\u306b\u3061\u306f\u3001\u30ab\u30bf\u30ab\u30ca\u3002"
-    "\uc548\ub155\ud558\uc138\uc694 \u6f22\u5b57123\u5e74 \U00020000\U0002a6d6",
-    "\uff21\uff22\uff23\uff11\uff12\uff13 \uff76\uff9e \ufb01 \u212b \u2126 \ufa0e \uf900",
-    "\u0645\u0631\u062d\u0628\u0627 \u0628\u0627\u0644\u0639\u0627\u0644\u0645"
-    " \u0643\u0650\u062a\u064e\u0627\u0628\u064c \u200f123\u200e",
-    "\u05e9\u05c1\u05b8\u05dc\u05d5\u05b9\u05dd \u05e2\u05d5\u05dc\u05dd",
-    "\u0928\u092e\u0938\u094d\u0924\u0947 \u0926\u0941\u0928\u093f\u092f\u093e"
-    " \u0915\u094d\u0937 \u091c\u094d\u091e \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35",
-    "na\u00efve caf\u00e9 \u00c5ngstr\u00f6m \u1ec7 \ud55c\uae00",
-    "nai\u0308ve cafe\u0301 A\u030angstro\u0308m e\u0323\u0302 e\u0302\u0323 \u1112\u1161\u11ab\u1100\u1173\u11af",
-    "Z\u0351\u036b\u0343\u036aa\u0300\u0301\u0302\u0303l\u0334\u0335g\u0321\u0322o\u0489 q\u0307\u0323 \u0344 \u0958",
-    "".join(map(chr, range(0x20))),
-    "a\x00b\x01c\x07d\x08e\x0bf\x0cg\x1bh\x1b[31mred\x1b[0m\x7f\x80\x85\x9f",
-    "zero\u200bwidth\u200cnon\u200djoiner\u2060word\ufeffbom\u00adsoft",
-    "\u00a0no-break \u2009thin\u2003em\u3000ideographic \u2028line\u2029paragraph\u1680ogham",
-    "\ufffd\ufffe\uffff \U0010ffff \U000e0001 \ue000",
-    "<|im_start|>user\nHi<|im_end|>\n<|endoftext|><|im_start|>assistant\n",
-    " <|im_end|> <|im_end|>x<|im_end|> <|IM_END|> <|im_end| > <|im_<|im_end|>end|>",
-    "<repo_name>a/b<file_sep>x.py\n<filename>y<jupyter_code>1+1<empty_output><tool_call>{}</tool_call><|fim_prefix|><s></s>",
-    "don't\n  \n   indent\n \t \n",
-    "!!!??!?... ---- ==== //// \\\\\\\\ #### $$$ ^^^ ~~~ ``` ((())) [[]] {{}} <<>> ;;:: |&|",
-    "\u03b1\u03b2\u03b3 \u041f\u0440\u0438\u0432\u0435\u0442 \u0130stanbul \u0131 \u1e9e\u00df \u01c5 \u10d0\u10d1 \u0561\u0562",
-    "\u2200x\u2208\u211d: \u2308x\u2309 \u2260 \u00acx \u222b\u2080\u00b9 \u221ax dx \u2248"
-    " \U0001d465\U0001d7d9 \u20ac5 \u00a36 \u20bf",
-    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
-    "CamelCaseIdentifier snake_case_identifier SCREAMING_CASE kebab-case x1y2z3 _private __dunder__",
-    "".join(map(chr, range(0x20, 0x250))),
-]
 
 
 class OnlyFloat64(TorchDispatchMode):
@@ -266,106 +157,6 @@ def write_json(path, value):
     print(f"  wrote {path} ({path.stat().st_size / 1e3:.0f} kB)")
 
 
-def tiny_configs():
-    """Small, with every size different, so that no axis can be mistaken for another; no value is a default."""
-    sizes = {
-        "vocab_size": 120, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "rms_norm_eps": 3e-5,
-        "bos_token_id": 1, "eos_token_id": 2,
-    }  # fmt: skip
-    # Wavelengths 6.3, 14, 30, ... of eight pairs: one above 48/4 turns, two between, five below 48/1.
-    scaling = {
-        "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 48,
-    }  # fmt: skip
-    plain = {"rope_type": "default", "rope_theta": 700.0}
-    return {
-        "tiny-llama": LlamaConfig(**sizes, rope_parameters=plain, tie_word_embeddings=True),
-        "tiny-llama3": LlamaConfig(**sizes, rope_parameters=scaling, tie_word_embeddings=False),
-        "tiny-qwen2": Qwen2Config(**sizes, rope_parameters=plain, tie_word_embeddings=True),
-    } | tiny_families()
-
-
-def tiny_families():
-    """One model for each further family: of the least size that has what is special about it, in more than one layer."""
-    # A width whose root is a float32: the reference rounds the embedding's scale to that, also in float64.
-    sizes = {
-        "vocab_size": 72, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 3e-5, "bos_token_id": 1, "eos_token_id": 2,
-    }  # fmt: skip
-    plain, heads = {"rope_type": "default", "rope_theta": 700.0}, {"head_dim": 8}
-    yarn = {
-        "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 4.0,
-        "beta_slow": 1.0,
-    }  # fmt: skip
-    # A rope for each kind of layer; three local layers around a global one.
-    ropes = {
-        "full_attention": {"rope_type": "linear", "rope_theta": 900.0, "factor": 3.0},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 60.0},
-    }
-    layers = ["sliding_attention", "full_attention", "sliding_attention"]
-    experts = {"num_experts_per_tok": 2, "moe_intermediate_size": 12}
-    return {
-        "tiny-qwen3": Qwen3Config(**sizes, **heads, rope_parameters=yarn, tie_word_embeddings=True),
-        "tiny-mistral": MistralConfig(**sizes, **heads, rope_parameters=plain, sliding_window=9),
-        "tiny-gemma2": Gemma2Config(
-            **sizes | {"num_hidden_layers": 3}, **heads, rope_parameters=plain, sliding_window=10, query_pre_attn_scalar=6,
-            attn_logit_softcapping=2.5, final_logit_softcapping=4.0,
-        ),
-        "tiny-gemma3": Gemma3TextConfig(
-            **sizes | {"num_hidden_layers": 3}, **heads, rope_parameters=ropes, sliding_window=7, layer_types=layers,
-            query_pre_attn_scalar=8,
-        ),
-        # Its heads have width / heads numbers.
-        "tiny-phi3": Phi3Config(
-            **sizes | {"num_attention_heads": 2, "num_key_value_heads": 1}, rope_parameters=plain, sliding_window=11,
-            pad_token_id=0,
-        ),
-        "tiny-qwen3-moe": Qwen3MoeConfig(
-            **sizes, **heads, **experts, num_experts=6, norm_topk_prob=False, rope_parameters=plain, tie_word_embeddings=True
-        ),
-        "tiny-mixtral": MixtralConfig(
-            **sizes | {"intermediate_size": 12}, **heads, num_local_experts=4, num_experts_per_tok=2, rope_parameters=plain,
-            tie_word_embeddings=True,
-        ),
-    }  # fmt: skip
-
-
-@torch.no_grad()
-def randomise(model, generator):
-    """Weights under which every part matters: peaked attention, norms away from 1, biases away from 0."""
-    # Where 1 is added to the scales of norms, so that the sum is exact in float32 they have few digits.
-    around_zero = "Gemma" in type(model).__name__
-    for name, weight in model.named_parameters():
-        if name.endswith("norm.weight") and around_zero:
-            weight.uniform_(-0.5, 0.5, generator=generator).mul_(1024).round_().div_(1024)
-        elif name.endswith("norm.weight"):
-            weight.uniform_(0.5, 1.5, generator=generator)
-        else:
-            sharp = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
-            deviation = 0.5 if weight.ndim == 1 or "embed" in name or "lm_head" in name else sharp / math.sqrt(weight.shape[1])
-            if name.endswith("mlp.gate.weight"):
-                # Of a mixture of experts: no near ties between the chosen experts and the others.
-                deviation *= 3
-            weight.normal_(0.0, deviation, generator=generator)
-
-
-def published_form(folder):
-    """Rewrites config.json with ``rope_theta`` and ``rope_scaling``, as published checkpoints have it.
-
-    transformers 5 writes ``rope_parameters`` instead; readers must understand both, so some folders have the older form.
-    """
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    scaling = config.pop("rope_parameters")
-    if "sliding_attention" in scaling:
-        config["rope_local_base_freq"] = scaling["sliding_attention"]["rope_theta"]
-        scaling = scaling["full_attention"]
-    config["rope_theta"] = scaling.pop("rope_theta")
-    config["rope_scaling"] = scaling
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-
-
 def write_tiny(out, seed=20):
     for index, (name, config) in enumerate(tiny_configs().items()):
         print(name)
@@ -387,106 +178,18 @@ def write_tiny(out, seed=20):
         write_json(out / f"{name}.json", record)
 
 
-def reference_tokenizer(path, name):
-    """The tokenizer with vocabulary and merges of the GGUF, split as in the model's own tokenizer.json.
-
-    transformers' conversion of a GGUF leaves out what the file cannot say: for SmolLM2 that digits are single tokens, for
-    Qwen2.5 the NFC normaliser.
-    """
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    backend = tokenizer.backend_tokenizer
-    converted = tokenizers.Tokenizer.from_str(backend.to_str())
-    if name.startswith("smollm2"):
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
-        )
-        note = "pre-tokenizer Digits(individual) then ByteLevel; transformers' GGUF conversion has ByteLevel alone"
-    else:
-        backend.normalizer = normalizers.NFC()
-        note = "normaliser NFC; transformers' GGUF conversion has none; its pre-tokenizer (Split, ByteLevel) is the model's own"
-    return tokenizer, converted, note
-
-
-def wire(number, value):
-    """One field of a protocol buffer: a whole number, a float32, or bytes."""
-
-    def varint(value):
-        low, rest = value & 127, value >> 7
-        return bytes([low | 128]) + varint(rest) if rest else bytes([low])
-
-    if isinstance(value, int):
-        return varint(number << 3) + varint(value)
-    if isinstance(value, float):
-        return varint(number << 3 | 5) + struct.pack("<f", value)
-    return varint(number << 3 | 2) + varint(len(value)) + value
-
-
-def sentencepiece_of(path):
-    """SentencePiece itself over the tokens, scores and kinds of a GGUF file, and the id of the token that begins a text."""
-    found = {}
-    for name, field in gguf.GGUFReader(path).fields.items():
-        if name.startswith("tokenizer.ggml."):
-            found[name.removeprefix("tokenizer.ggml.")] = field.contents()
-    normal, unknown, user_defined = 1, 2, 4
-    pieces = b""
-    for id, (token, score, kind) in enumerate(zip(found["tokens"], found["scores"], found["token_type"], strict=True)):
-        kind = unknown if id == found["unknown_token_id"] else kind
-        token = token.replace(" ", "\u2581") if kind == user_defined else token
-        piece = wire(1, token.encode()) + wire(2, float(score)) + (wire(3, kind) if kind != normal else b"")
-        pieces += wire(1, piece)
-    byte_pairs = 2
-    trainer = wire(3, byte_pairs) + wire(35, 1)
-    for number, name in ((40, "unknown"), (41, "bos"), (42, "eos"), (43, "padding")):
-        trainer += wire(number, found[f"{name}_token_id"])
-    normaliser = wire(1, b"identity") + wire(3, int(found.get("add_space_prefix", True))) + wire(4, 0) + wire(5, 1)
-    processor = sentencepiece.SentencePieceProcessor(model_proto=pieces + wire(2, trainer) + wire(3, normaliser))
-    return processor, found["bos_token_id"]
-
-
-def write_sentencepiece(out, name, path):
-    """What SentencePiece makes of the texts; there is no other reference for a file without a tokenizer.json beside it."""
-    processor, bos = sentencepiece_of(path)
-    texts = [{"text": text, "ids": processor.encode(text)} for text in [*HARD_TEXTS, CODE]]
-    for entry in texts:
-        if (back := processor.decode(entry["ids"])) != entry["text"]:
-            print(f"  tokenizer: {entry['text'][:40]!r} comes back as {back[:40]!r}")
-    note = f"SentencePiece {sentencepiece.__version__} over the file's tokens, scores and kinds"
-    record = {"versions": versions(), "reference": note, "texts": texts, "conversations": []}
-    write_json(out / f"{name}-tokenizer.json", record)
-    # The longer one goes past the window of the local layers.
-    return {"code": [bos, *processor.encode(CODE)], "code and prose": [bos, *processor.encode(CODE + PROSE + CODE)]}
-
-
-def write_tokenizer(out, name, tokenizer, converted, note):
-    def encode(text):
-        return tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
-
-    texts = [{"text": text, "ids": encode(text)} for text in [*HARD_TEXTS, CODE]]
-    differing = sum(entry["ids"] != converted.encode(entry["text"], add_special_tokens=False).ids for entry in texts)
-    print(f"  tokenizer: {differing} of {len(texts)} texts differ from transformers' own conversion")
-    for entry in texts:
-        back = tokenizer.backend_tokenizer.decode(entry["ids"], skip_special_tokens=False)
-        if back not in (entry["text"], unicodedata.normalize("NFC", entry["text"])):
-            print(f"  tokenizer: {entry['text'][:40]!r} comes back as {back[:40]!r}")
-    chats = []
-    for title, messages in CONVERSATIONS.items():
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        chats.append({"name": title, "messages": messages, "text": text, "ids": encode(text)})
-    record = {"versions": versions(), "reference": note, "texts": texts, "conversations": chats}
-    write_json(out / f"{name}-tokenizer.json", record)
-    return encode
-
-
 def write_real(out, name, path):
     print(name)
     if name.startswith("gemma"):
-        sequences = write_sentencepiece(out, name, path)
+        record, encode = by_sentencepiece(path)
+        # The longer one goes past the window of the local layers.
+        sequences = {"code": encode(CODE), "code and prose": encode(CODE + PROSE + CODE)}
     else:
         tokenizer, converted, note = reference_tokenizer(path, name)
-        encode = write_tokenizer(out, name, tokenizer, converted, note)
+        record, encode = by_tokenizer(tokenizer, converted, note)
         chat = tokenizer.apply_chat_template(CONVERSATIONS["two turns"], add_generation_prompt=True, tokenize=False)
         sequences = {"chat": encode(chat), "code": encode(CODE), "prose": encode(PROSE)}
+    write_json(out / f"{name}-tokenizer.json", {"versions": versions()} | record)
     model = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
     ).eval()

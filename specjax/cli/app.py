@@ -86,6 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             traceback.print_exc()
         _complain(str(error))
         code = 1
+    if settings.compilations is not None and settings.compilations.programs:
+        print(f"specjax: {settings.compilations}", file=sys.stderr)
     sys.exit(code)
 
 

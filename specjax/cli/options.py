@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from specjax.cli.compilations import Compilations
+
 MAX_SPECULATIVE_TOKENS = 32
 
 
@@ -22,19 +24,25 @@ class Settings:
 
     Attributes:
       verbose: whether log messages and the tracebacks of errors are shown.
+      compilations: what JAX compiled, where that is to be shown at the end.
     """
 
     verbose: bool = False
+    compilations: Compilations | None = None
 
 
 def _be_verbose(context: typer.Context, verbose: bool) -> bool:
-    if verbose:
-        context.find_root().obj.verbose = True
+    settings = context.find_root().obj
+    if verbose and not settings.verbose:
+        settings.verbose, settings.compilations = True, Compilations()
+        settings.compilations.watch()
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s", stream=sys.stderr)
     return verbose
 
 
-Verbose = Annotated[bool, typer.Option("--verbose", callback=_be_verbose, help="Show log messages, and tracebacks of errors.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", callback=_be_verbose, help="Show log messages, what was compiled, and tracebacks of errors.")
+]
 Model = Annotated[
     str,
     typer.Option(

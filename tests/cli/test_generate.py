@@ -2,7 +2,9 @@
 
 import io
 import json
+import re
 
+import jax
 import pytest
 
 import specjax
@@ -194,3 +196,18 @@ def test_int8(specjax_command, chat_model):
     params = specjax.SamplingParams(max_tokens=6, temperature=0)
     (answer,) = specjax.generate(model, [[{"role": "user", "content": "abcabc"}]], params)
     assert outcome.out == answer.text + "\n"
+
+
+def test_verbose_says_what_was_compiled(generate):
+    jax.clear_caches()
+    outcome = generate("--prompt", "abcabcabc", "--drafter", "none", "--verbose")
+    assert outcome.code == 0, outcome.err
+    found = re.search(r"specjax: compiled (\d+) programs and fetched 0 compiled ones in [0-9.]+ s", outcome.err)
+    # At least what makes the state, what reads the prompt, and the round.
+    assert int(found[1]) >= 3
+
+
+def test_adaptive_changes_no_token(generate):
+    flags = ("--prompt", "abcabcabc", "--drafter", "lookup", "--json")
+    fixed, adaptive = (json.loads(generate(*flags, flag).out) for flag in ("--no-adaptive", "--adaptive"))
+    assert fixed["token_ids"] == adaptive["token_ids"]
