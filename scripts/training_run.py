@@ -59,7 +59,7 @@ def run(
         mesh=mesh(),
         progress=say,
     )
-    finish(trained, log, arguments, command)
+    finish(trained, log, arguments, command, start)
 
 
 def parser(description: str, steps: int, learning_rate: float) -> argparse.ArgumentParser:
@@ -168,14 +168,23 @@ def mesh():
     return None if len(devices) == 1 else jax.sharding.Mesh(np.array(devices), ("data",))
 
 
-def finish(trained, log, arguments, command: str) -> None:
-    """Completes the card, writes what was trained and its curves."""
+def finish(trained, log, arguments, command: str, start=None) -> None:
+    """Completes the card, writes what was trained and its curves.
+
+    Args:
+      trained: what is written.
+      log: of the run.
+      arguments: of the command line.
+      command: for the card.
+      start: what training went on from, whose own history is kept; None: nothing.
+    """
+    history = ("command", "stages", "data", "training_tokens", "started_from")
     about = {
         "command": command,
         "date": time.strftime("%Y-%m-%d"),
         "data": arguments.data,
         "licence": arguments.licence,
-        "started_from": pathlib.Path(arguments.start).name if arguments.start else None,
+        "started_from": None if start is None else {name: start.facts[name] for name in history if name in start.facts},
     }
     trained.facts.update({name: value for name, value in about.items() if value})
     save_head(trained, arguments.output)

@@ -83,4 +83,6 @@ def test_a_draft_model_from_texts_to_its_card(scripts, tmp_path, monkeypatch):
     call()
     further = load_head(tmp_path / "further")
     np.testing.assert_array_equal(further.ids, trained.ids)
-    assert further.facts["started_from"] == "draft"
+    before = further.facts["started_from"]
+    assert before == {name: trained.facts[name] for name in before}
+    assert set(before) >= {"command", "stages"}
