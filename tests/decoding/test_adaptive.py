@@ -78,7 +78,7 @@ def test_what_is_known_comes_from_the_row_then_from_all_rows_then_from_the_depth
     # With rounds in which nothing is tried hope comes back.
     for _ in range(400):
         recent = recent.after(running=yes, asked=no, tested=jnp.zeros((2, 2)), accepted=jnp.zeros((2, 2)), offered=no)
-    np.testing.assert_allclose(acceptance_rates(recent, ONE_DEVICE)[0], GUESS, atol=0.02)
+    np.testing.assert_allclose(acceptance_rates(recent, ONE_DEVICE)[0], GUESS, atol=0.03)
 
 
 @pytest.mark.parametrize("drafter", [draft_model(WRONG, 4), draft_model(TARGET, 4), prompt_lookup(4)], ids=lambda d: d.name)
