@@ -7,6 +7,7 @@ two best with their noise, or of a token to the threshold of a filter.
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 
 import jax
@@ -114,7 +115,7 @@ def compare(
       tolerance: the largest margin that passes.
 
     Returns:
-      ``equal``, ``differ``, ``largest_margin`` (0.0 without a difference; inf where one answer goes on behind the other's end)
+      ``equal``, ``differ``, ``largest_margin`` (0.0 without a difference; None where one answer goes on behind the other's end)
       and ``passed``.
     """
     margins = []
@@ -124,9 +125,11 @@ def compare(
             place = sum(1 for _ in pairs)
             within = place < min(len(one), len(other))
             margins.append(margin(model, prompt, one[:place], settings) if within else float("inf"))
+    largest = max(margins, default=0.0)
     return {
         "equal": len(prompts) - len(margins),
         "differ": len(margins),
-        "largest_margin": round(max(margins, default=0.0), 6),
-        "passed": all(m <= tolerance for m in margins),
+        # JSON has no infinity.
+        "largest_margin": round(largest, 6) if math.isfinite(largest) else None,
+        "passed": largest <= tolerance,
     }

@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 
 from specjax.benchmark.parts import PARTS
+from specjax.benchmark.report import passes
 from specjax.benchmark.show import label
 
 HEIGHT, WIDTH = 0.32, 9.0
@@ -118,9 +119,8 @@ def _round_time(axes, rows):
         axes.barh(places, values, left=left, label=part)
         left = [before + value for before, value in zip(left, values, strict=True)]
     for place, row in zip(places, rows, strict=True):
-        least, most = row["round"]["target_passes"]
-        passes = f"{least:g}" if least == most else f"{least:g} to {most:g}"
-        axes.annotate(f" {passes} pass" + ("" if most == 1 else "es"), (left[place], place), va="center", fontsize="small")
+        words = passes(row["round"])
+        axes.annotate(f" {words} pass" + ("" if words == "1" else "es"), (left[place], place), va="center", fontsize="small")
     axes.plot([row["round"]["least_seconds"] * 1e3 for row in rows], list(places), "|", color="black", label="reading alone")
     axes.set_xlabel("milliseconds of a round that drafts all it can")
     axes.legend(fontsize="small")

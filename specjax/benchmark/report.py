@@ -1,6 +1,7 @@
 """What is made of measurements: rates, speedups, the formula's prediction; one row of a document for each case."""
 
 import collections
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -190,10 +191,22 @@ def round_row(parts: RoundParts, least_seconds: float) -> dict[str, Any]:
         "num_drafted": parts.num_drafted,
         "num_cached": parts.num_cached,
         "parts": dict(parts.parts),
-        "target_passes": list(parts.target_passes),
+        # JSON has no infinity.
+        "target_passes": [each if math.isfinite(each) else None for each in parts.target_passes],
         "least_seconds": least_seconds,
         "over_least": parts.round.median / least_seconds,
     }
+
+
+def passes(row: dict) -> str:
+    """The passes of the target in a round, in words.
+
+    Example:
+      >>> passes({"target_passes": [1.0, 1.0]}), passes({"target_passes": [1.0, None]})
+      ('1', '1 to any number')
+    """
+    least, most = row["target_passes"]
+    return f"{least:g}" if least == most else f"{least:g} to {'any number' if most is None else f'{most:g}'}"
 
 
 def rounded(value: Any) -> Any:

@@ -14,7 +14,7 @@ from specjax.benchmark.answers import Answers, answer_alone, answer_together, la
 from specjax.benchmark.cases import Case, request_params
 from specjax.benchmark.equality import TOLERANCES, compare
 from specjax.benchmark.parts import RoundParts, measure_parts, memory_bandwidth, pass_bytes
-from specjax.benchmark.report import baselines, predictions, result_row, round_row, rounded
+from specjax.benchmark.report import baselines, passes, predictions, result_row, round_row, rounded
 from specjax.decoding.auto import PassCosts, time_passes
 from specjax.drafters.base import bind, sources_of
 from specjax.models.decoder import Decoder
@@ -111,13 +111,11 @@ def wrong(document: dict) -> list[str]:
         name = f"{row['drafter']}, rule {row['rule']}, temperature {row['temperature']:g}, {row['slots']} slots, {row['dtype']}"
         same = row["same_tokens"]
         if same is not None and not same["passed"]:
-            found.append(
-                f"{name}: {same['differ']} of {row['num_prompts']} answers are not plain decoding's; the deciding margin was "
-                f"{same['largest_margin']}, more than {TOLERANCES[row['dtype']]}"
-            )
+            most, allowed = same["largest_margin"], TOLERANCES[row["dtype"]]
+            margin = f"the deciding margin was {most}, more than {allowed}" if most is not None else "one goes on behind the end"
+            found.append(f"{name}: {same['differ']} of {row['num_prompts']} answers are not plain decoding's; {margin}")
         if row["round"]["target_passes"] != [1, 1]:
-            least, most = row["round"]["target_passes"]
-            found.append(f"{name}: a round makes {least:g} to {most:g} passes of the target; it must be 1")
+            found.append(f"{name}: a round makes {passes(row['round'])} passes of the target; it must be 1")
     return found
 
 

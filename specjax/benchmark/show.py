@@ -5,6 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specjax.benchmark.parts import PARTS
+from specjax.benchmark.report import passes
 from specjax.serving.memory import megabytes
 
 
@@ -92,13 +93,12 @@ def _rounds(rows) -> Table:
     table = _table("Where the time of a round goes", "case", "drafted", "round", *PARTS, "passes", "over least")
     for row in rows:
         one = row["round"]
-        least, most = one["target_passes"]
         table.add_row(
             Text(label(row)),
             f"{one['num_drafted']:g}",
             f"{one['seconds'] * 1e3:.2f}",
             *(f"{one['parts'][part] * 1e3:.2f}" for part in PARTS),
-            f"{least:g}" if least == most else f"{least:g} to {most:g}",
+            passes(one),
             f"{one['over_least']:.2f}",
         )
     return table
