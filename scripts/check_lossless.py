@@ -10,24 +10,18 @@ how often that happens is counted. Log-probabilities are compared with those of 
 """
 
 import argparse
-import functools
 import pathlib
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from record import record
 
 import specjax
-from specjax.choices import KeyedChoices
+from specjax.benchmark.equality import TOLERANCES, compare, logits_of
 from specjax.models.shallow import keep_layers
-from specjax.sampling import PathDistribution, SamplingArrays
 from specjax.statistics import total
 from specjax.tree import DraftTree
-
-TOLERANCES = {"float32": 1e-3, "bfloat16": 1.0, "int8": 1.0}
-"""Largest deciding margin, in units of log p, at which a first difference is put down to rounding."""
 
 TREE = DraftTree((-1, 0, 0, 1, 1))
 BATCH = 8
@@ -64,67 +58,9 @@ def generated(model, prompts, requests, drafter):
     return out
 
 
-@functools.partial(jax.jit, static_argnames="functions")
-def whole_pass(functions, params, tokens):
-    """Logits [1, T, V] of a text that is fed at once."""
-    positions = jnp.arange(tokens.shape[1])[None]
-    output = functions.apply(params, tokens, positions, functions.init_cache(params, 1, 1), None)
-    return functions.unembed(params, output.hidden).astype(jnp.float32)
-
-
-def logits_of(model, ids, width):
-    """Logits [len(ids), V]."""
-    padded = np.zeros((1, width), np.int32)
-    padded[0, : len(ids)] = ids
-    return whole_pass(model.functions, model.params, jnp.asarray(padded))[0, : len(ids)]
-
-
-def margin(model, prompt, emitted, request, width):
-    """How far the token behind ``emitted`` was from being another one, computed from one pass over the text."""
-    ids = [*prompt, *emitted]
-    logits = logits_of(model, ids, width)[-1][None, None]
-    lengths = jnp.array([len(ids)])
-    sampling = SamplingArrays.stack([request], [request.seed])
-    stops = jnp.array([[*model.stop_token_ids]])
-    text = jnp.asarray([ids])
-    distribution = PathDistribution.create(
-        sampling, text, jnp.array([len(prompt)]), lengths, stops, model.vocab_size, width=logits.shape[-1]
-    )
-    no_path, no_drafts = jnp.zeros((1, 1, 0), jnp.int32), jnp.zeros((1,), jnp.int32)
-    unfiltered = distribution.replace(
-        sampling=sampling.replace(top_p=jnp.ones(1), temperature=jnp.array([request.temperature or 1.0]))
-    )
-    soft = unfiltered.log_probs(logits, no_path, no_drafts)[0, 0]
-    if request.greedy:
-        best = jnp.sort(soft)[-2:]
-        return float(best[1] - best[0])
-    kept = distribution.log_probs(logits, no_path, no_drafts)[0, 0]
-    noise = KeyedChoices.from_seeds([request.seed], committed=lengths).gumbel(0, logits.shape[-1], jnp.float32)[0]
-    best = jnp.sort(kept + noise)[-2:]
-    # A token just inside or outside of the filter, whose noise would have won.
-    winning = soft + noise > best[0]
-    edge = jnp.min(jnp.where(kept > -jnp.inf, soft, jnp.inf))
-    distance = jnp.min(jnp.where(winning, jnp.abs(soft - edge), jnp.inf))
-    return float(jnp.minimum(best[1] - best[0], distance))
-
-
-def compare(model, prompts, requests, plain, others, tolerance, width):
-    """Counts of equal texts and of first differences, with their margins."""
-    margins = []
-    for prompt, request, one, other in zip(prompts, requests, plain, others, strict=True):
-        pairs = list(zip(one.token_ids, other.token_ids, strict=False))
-        place = next((index for index, (a, b) in enumerate(pairs) if a != b), None)
-        if place is not None:
-            margins.append(margin(model, prompt, one.token_ids[:place], request, width))
-        elif len(one.token_ids) != len(other.token_ids):
-            margins.append(float("inf"))
-    return {
-        "equal": len(prompts) - len(margins),
-        "differ": len(margins),
-        "largest_margin": round(max(margins, default=0.0), 6),
-        "passed": all(m <= tolerance for m in margins),
-        "tokens_per_round": round(total([o.stats for o in others]).mean_acceptance_length, 3),
-    }
+def tokens_of(completions):
+    """Token ids of each."""
+    return [completion.token_ids for completion in completions]
 
 
 def logprob_error(model, prompts, completions, width):
@@ -179,7 +115,8 @@ def main():
                 completions = generated(model, prompts, requests, drafter)
                 plain = plain or completions
                 row = {"dtype": dtype, "settings": kind, "drafter": name}
-                row |= compare(model, prompts, requests, plain, completions, TOLERANCES[dtype], width)
+                row |= compare(model, prompts, requests, *(tokens_of(each) for each in (plain, completions)), TOLERANCES[dtype])
+                row["tokens_per_round"] = round(total(c.stats for c in completions).mean_acceptance_length, 3)
                 if dtype == "float32":
                     row["logprob_error"] = round(logprob_error(model, prompts, completions, width), 7)
                     row["passed"] &= row["logprob_error"] <= 1e-4

@@ -19,12 +19,12 @@ import numpy as np
 from record import record
 
 import specjax
-from specjax.choices import KeyedChoices
+from specjax.benchmark.parts import judge, target_pass
+from specjax.decoding.costs import propose_once
 from specjax.decoding.generate import Batch
-from specjax.decoding.round import Round, prefill, run_rounds
+from specjax.decoding.round import prefill, run_rounds
 from specjax.drafters import BoundDrafter, NoDrafter
 from specjax.models.dtype import processor
-from specjax.sampling import to_log_probs
 from specjax.tree import Draft, DraftTree, Law
 
 SIZES = (1, 2, 4, 8, 16)
@@ -56,31 +56,6 @@ def prepared(model, params, size):
     return batch, state
 
 
-def passes_only(program: Round, size):
-    """The target's pass and its logits, and nothing else of a round."""
-
-    @jax.jit
-    def run(params, state):
-        tokens = jnp.full((1, size), 7, jnp.int32)
-        positions = state.lengths[:, None] - 1 + jnp.arange(size)[None]
-        output = program.target.apply(params.target, tokens, positions, state.cache, None)
-        return program.target.unembed(params.target, output.hidden)[0, 0, :8], output.block.keys[0][0, 0, 0, 0]
-
-    return run
-
-
-def sampling_only(program: Round, size):
-    """From logits to a verdict, and nothing else of a round."""
-
-    @jax.jit
-    def run(logits, state):
-        choices = KeyedChoices(state.sampling.seeds, state.sampling.completion, state.lengths)
-        draft, _ = program.drafter.propose((), (), None, choices, jnp.full((1,), size - 1))
-        return program.rule(choices, draft, to_log_probs(logits, state.sampling, program.vocab_size))
-
-    return run
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m-instruct")
@@ -102,13 +77,13 @@ def main():
                 state, _ = run_rounds(batch.program, batch.params, state, jnp.int32(1))
                 cases[dtype, size, kind] = [batch, state]
             if size in (1, 8):
-                logits = 3 * jax.random.normal(jax.random.key(size), (1, size, batch.program.logits_width))
-                run = functools.partial(sampling_only(batch.program, size), logits)
-                jax.block_until_ready(run(state))
-                cases[dtype, size, "sampling"] = [batch, run]
-                run = passes_only(batch.program, size)
-                jax.block_until_ready(run(batch.params, state))
-                cases[dtype, size, "pass"] = [batch, run]
+                program, params = batch.program, batch.params
+                draft = propose_once(program, params, state)
+                logits = target_pass(program, params, state, draft)[0]
+                cases[dtype, size, "sampling"] = [batch, functools.partial(judge, program, params, draft=draft, logits=logits)]
+                cases[dtype, size, "pass"] = [batch, functools.partial(target_pass, program, params, draft=draft)]
+                for kind in ("sampling", "pass"):
+                    jax.block_until_ready(cases[dtype, size, kind][1](state=state))
         print(f"{dtype}: compiled", flush=True)
 
     seconds = {case: [] for case in cases}
@@ -116,10 +91,8 @@ def main():
         for case, entry in cases.items():
             batch, second = entry
             start = time.perf_counter()
-            if case[2] == "sampling":
-                jax.block_until_ready(second(cases[*case[:2], "sampled"][1]))
-            elif case[2] == "pass":
-                jax.block_until_ready(second(batch.params, cases[*case[:2], "greedy"][1]))
+            if case[2] in ("sampling", "pass"):
+                jax.block_until_ready(second(state=cases[*case[:2], "sampled"][1]))
             else:
                 entry[1], info = run_rounds(batch.program, batch.params, second, jnp.int32(1))
                 jax.block_until_ready(info)

@@ -103,7 +103,7 @@ def test_the_commands_exist(page, words):
         # Parses all options and calls nothing. What is wrong is an exception.
         context = command.make_context(name, arguments, obj=Settings())
         assert not context.args
-        if "drafter" in context.params:
+        if context.params.get("drafter") is not None:
             parse_drafter(context.params["drafter"], context.params["num_speculative_tokens"])
         if "distributed" in context.params:
             join = ("coordinator_address", "num_processes", "process_id", "distributed", "mesh")

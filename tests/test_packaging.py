@@ -28,6 +28,7 @@ def test_wheel_holds_every_module_and_the_type_marker(wheel):
     sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "specjax").rglob("*.py")}
     assert sources <= set(wheel.namelist())
     assert "specjax/py.typed" in wheel.namelist()
+    assert wheel.read("specjax/benchmark/prompts.jsonl") == (ROOT / "specjax" / "benchmark" / "prompts.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("folder", ["models", "checkpoints"])

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from specjax.cli.batch import batch
+from specjax.cli.bench import bench
 from specjax.cli.certify import certify
 from specjax.cli.convert import convert
 from specjax.cli.generate import generate
@@ -26,6 +27,7 @@ app.command()(models)
 app.command()(pull)
 app.command()(convert)
 app.command()(certify)
+app.command()(bench)
 app.command()(batch)
 app.command(context_settings={"allow_extra_args": True})(generate)  # it says itself what is wrong with them
 

@@ -51,6 +51,12 @@ class PassCosts:
     output: dict[int, float]
     num_layers: int
 
+    @classmethod
+    def of(cls, model: Model, times: dict) -> "PassCosts":
+        """What :func:`time_passes` gave for ``model``; JSON has made texts of the numbers of tokens."""
+        layer, output = ({int(size): seconds for size, seconds in times[name].items()} for name in ("layer", "output"))
+        return cls(layer, output, model.config.num_layers)
+
     @property
     def verify(self) -> dict[int, float]:
         """Seconds of a whole pass."""
@@ -69,12 +75,12 @@ def measure_costs(model: Model, cache_folder: str | Path | None = None) -> PassC
     if cache_folder is None:
         cache_folder = user_cache_folder()
     what = f"{model.config} {model.dtype}"
-    found = measured_once(Path(cache_folder) / "passes.json", what, lambda: _measure(model))
-    layer, output = ({int(size): seconds for size, seconds in found[name].items()} for name in ("layer", "output"))
-    return PassCosts(layer, output, model.config.num_layers)
+    found = measured_once(Path(cache_folder) / "passes.json", what, lambda: time_passes(model))
+    return PassCosts.of(model, found)
 
 
-def _measure(model: Model) -> dict:
+def time_passes(model: Model) -> dict:
+    """Seconds of the parts of a pass of a :class:`Decoder`, timed now: ``layer`` and ``output`` by the number of tokens."""
     kept = keep_layers(model, range(min(LAYERS, model.config.num_layers)))
     cache = kept.init_cache(1, CAPACITY).replace(lengths=jnp.full((1,), CAPACITY // 2, jnp.int32))
     layers = jax.jit(lambda params, tokens: kept.apply(params, tokens, tokens + CAPACITY // 2, cache).hidden)

@@ -14,7 +14,8 @@ from specjax.decoding.state import DecodingState
 
 
 @functools.partial(jax.jit, static_argnames="program")
-def _propose(program: Round, params, state: DecodingState):
+def propose_once(program: Round, params, state: DecodingState):
+    """The draft of a round whose rows all have room for a whole one, compiled; nothing else of the round is computed."""
     choices = KeyedChoices(state.sampling.seeds, state.sampling.completion, state.lengths)
     num_draft = jnp.full_like(state.lengths, program.drafter.tree.num_nodes)
     draft, _ = program.drafter.propose(params.drafter, state.drafter, program.context(params, state), choices, num_draft)
@@ -34,10 +35,10 @@ def propose_seconds(model, prompt, params=None, drafter=None, rule="auto", repea
     """
     batch = Batch.prepare(model, [prompt], params, drafter, rule, allow_lossy=False)
     state = prefill(batch.program, batch.params, batch.initial_state(), jnp.int32(batch.capacity))
-    jax.block_until_ready(_propose(batch.program, batch.params, state))
+    jax.block_until_ready(propose_once(batch.program, batch.params, state))
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()
-        jax.block_until_ready(_propose(batch.program, batch.params, state))
+        jax.block_until_ready(propose_once(batch.program, batch.params, state))
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds)

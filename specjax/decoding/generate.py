@@ -140,7 +140,8 @@ class Batch:
         # Of rows that a stop string ended within a round.
         self._excess: dict[int, Counters] = {}
         self._round_seconds: list[tuple[float, int]] = []
-        self._seconds = {"prefill_seconds": 0.0, "decode_seconds": 0.0, "compile_seconds": 0.0}
+        self.seconds = {"prefill_seconds": 0.0, "decode_seconds": 0.0, "compile_seconds": 0.0}
+        """Times so far, by their names in :class:`specjax.Stats`."""
 
     @classmethod
     def prepare(
@@ -214,7 +215,10 @@ class Batch:
 
     def run(self, rounds_per_dispatch: int | None = None) -> Iterator[list[list[int]]]:
         """Runs to the end; yields the new tokens of every row after each dispatch."""
-        most_rounds = rounds_per_dispatch or self.program.rounds_per_dispatch
+        yield from self.rounds(self.read_prompts(), rounds_per_dispatch)
+
+    def read_prompts(self) -> DecodingState:
+        """The prompts on the device and read; what is needed for it and for the rounds is compiled before."""
         chunks = jnp.int32(self.capacity)  # more than any prompt needs: the loop ends by itself
         if not self.measured:
             self._measure_rounds()
@@ -226,7 +230,14 @@ class Batch:
             state, info = run_rounds(self.program, self.params, state, jnp.int32(0))
             jax.block_until_ready(info)
         with self._timed("prefill_seconds"):
-            state = jax.block_until_ready(prefill(program, self.params, state, chunks))
+            return jax.block_until_ready(prefill(program, self.params, state, chunks))
+
+    def rounds(self, state: DecodingState, rounds_per_dispatch: int | None = None) -> Iterator[list[list[int]]]:
+        """Rounds from ``state``, whose prompts are read, to the end; yields the new tokens of every row after each dispatch.
+
+        The state's buffers are used up.
+        """
+        most_rounds = rounds_per_dispatch or self.program.rounds_per_dispatch
         counters = jax.device_get(state.counters)
         while any(row.running for row in self.rows):
             # The device knows no stop strings: where one may come, the host looks at every round.
@@ -236,7 +247,7 @@ class Batch:
             before = counters
             info, counters = jax.device_get((info, state.counters if stops else before))
             seconds = time.perf_counter() - start
-            self._seconds["decode_seconds"] += seconds
+            self.seconds["decode_seconds"] += seconds
             if info.rounds == 1:
                 self._round_seconds.append((seconds, int(info.drafted[0])))
             news = [row.extend(info, place) if row.running else [] for place, row in enumerate(self.rows)]
@@ -278,7 +289,7 @@ class Batch:
         self.params, self.measured = self.params.replace(round_seconds=np.array(seconds, np.float32)), True
 
     def _timed(self, name):
-        return _Timer(self._seconds, name)
+        return _Timer(self.seconds, name)
 
     def completions(self) -> list[Completion]:
         """The completions of a batch that has run to its end."""
@@ -295,7 +306,7 @@ class Batch:
             row.num_tokens,
             plain_round_seconds=self._median_round(drafting=False),
             drafting_round_seconds=self._median_round(drafting=True),
-            **self._seconds,
+            **self.seconds,
         )
         return row.completion(stats)
 

@@ -57,7 +57,7 @@ def test_a_near_miss_is_answered_with_our_name(specjax_command, arguments, ours)
     ("arguments", "part"),
     [
         (["nonsense"], "nonsense"),
-        (["bench"], "bench"),
+        (["bench", "--nonsense"], "--nonsense"),
         (["--nonsense"], "--nonsense"),
         (["generate", "--nonsense"], "--nonsense"),
         (["generate", "a prompt"], "--prompt TEXT"),

@@ -67,7 +67,7 @@ def test_costs_are_measured_once_and_kept(tmp_path, monkeypatch):
     assert first.verify.keys() == set(SIZES)
     assert all(seconds > 0 for seconds in first.verify.values())
     assert first.num_layers == 2
-    monkeypatch.setattr("specjax.decoding.auto._measure", lambda model: pytest.fail("measured again"))
+    monkeypatch.setattr("specjax.decoding.auto.time_passes", lambda model: pytest.fail("measured again"))
     assert measure_costs(MODEL, tmp_path) == first
 
 
