@@ -191,7 +191,7 @@ class Engine:
         LOG.info("%s", self.memory)
         self._params = params if mesh is None else place_params(self._program, params)
         self._max_queue = max_queue
-        sizes = (self.memory.slots, capacity - 1)
+        sizes = (self.memory.slots, self._room.entries)
         drafter = jax.eval_shape(lambda params: program.drafter.init(params, *sizes), self._params.drafter)
         check_rows(program.drafter, drafter, self.memory.slots)
         self._state = _new_state(self._reading(None), self._params, *sizes, self._room.stop_ids, self._room.biases)
@@ -471,7 +471,7 @@ class Engine:
     def _arrivals(self, arriving: list[Slot]) -> Arrivals:
         most = min(MOST_ARRIVALS, len(self._slots))
         fill = most - len(arriving)
-        tokens = np.zeros((most, self._room.capacity), np.int32)
+        tokens = np.zeros((most, self._room.entries + 1), np.int32)
         for row, slot in zip(tokens, arriving, strict=False):
             row[: len(slot.job.prompt)] = slot.job.prompt
         settings = [slot.row.settings for slot in arriving] + [SamplingParams(temperature=0.0)] * fill

@@ -94,7 +94,7 @@ def plan_memory(program: Round, params: Parameters, slots: int, room: Room, limi
     program, params, rows = share.program, share.params, slots // share.parts
     weights = size_of(list({id(leaf): leaf for leaf in jax.tree.leaves(params)}.values()))
     state = jax.eval_shape(
-        lambda params: empty_state(program, params, rows, room.capacity - 1, room.stop_ids, room.biases), params
+        lambda params: empty_state(program, params, rows, room.entries, room.stop_ids, room.biases), params
     )
     caches = size_of((state.cache, state.drafter))
     tree = program.drafter.tree
