@@ -16,11 +16,14 @@ round then commits the entries of the accepted path and nothing else::
 Rolling back is a smaller length: nothing is moved and nothing is cleared.
 """
 
+import functools
+
 import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 LANES = 128
 """Numbers that a TPU has side by side. It stores the cache of smaller heads with S along them, where a scatter would first copy
@@ -128,7 +131,8 @@ def _scatter(keys, values, block_keys, block_values, lengths, nodes, counts):
 
 
 def _write_one_by_one(keys, values, block_keys, block_values, lengths, nodes, counts):
-    """The same, token by token in place, as many as some row has."""
+    """The same, token by token in place, as many as some row has; the caches in the order in which a TPU has them."""
+    in_order = functools.partial(with_layout_constraint, layouts=Layout(major_to_minor=(0, 1, 3, 2)))
     batch, last = lengths.shape[0], keys[0].shape[2] - 1
 
     def write(index, caches):
@@ -142,8 +146,10 @@ def _write_one_by_one(keys, values, block_keys, block_values, lengths, nodes, co
             place = (row, 0, position, 0)
             entry = lax.dynamic_slice(fresh, (row, 0, node, 0), size).astype(cached.dtype)
             entry = jnp.where(there, entry, lax.dynamic_slice(cached, place, size))
-            return lax.dynamic_update_slice(cached, entry, place)
+            return in_order(lax.dynamic_update_slice(cached, entry, place))
 
         return jax.tree.map(one, caches, (block_keys, block_values))
 
-    return lax.fori_loop(0, batch * jnp.max(counts, initial=0), write, (keys, values))
+    # Unasked, the compiler gives the loop arrays of the usual order, and copies all of them before it and behind it.
+    caches = jax.tree.map(in_order, (keys, values))
+    return lax.fori_loop(0, batch * jnp.max(counts, initial=0), write, caches)
