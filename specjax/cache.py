@@ -16,10 +16,21 @@ round then commits the entries of the accepted path and nothing else::
 Rolling back is a smaller length: nothing is moved and nothing is cleared.
 """
 
+import functools
+
 import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
+
+LANES = 128
+"""Numbers that a TPU has side by side. It stores the cache of smaller heads with S along them, where a scatter would first copy
+all of the cache to another order and then back."""
+
+FEW_TOKENS = 32
+"""Up to so many chosen tokens are then written one by one; a copy is worth it for the many of a prompt."""
 
 
 @flax.struct.dataclass
@@ -85,21 +96,12 @@ class KVCache:
         batch, num_chosen = nodes.shape
         chex.assert_shape(counts, (batch,))
         chex.assert_shape(self.lengths, (batch,))
-        slot = jnp.arange(num_chosen)[None, :]
-        # Out of range means "do not write": a scatter drops such entries.
-        position = jnp.where(slot < counts[:, None], self.lengths[:, None] + slot, self.capacity)
-        row = jnp.arange(batch)[:, None]
-
-        def write(cached, fresh):
-            chosen = jnp.take_along_axis(fresh, nodes[:, None, :, None], axis=2)
-            # Advanced indices separated by a slice put their axes first: [B, C, K, D].
-            return cached.at[row, :, position].set(chosen.swapaxes(1, 2).astype(cached.dtype), mode="drop", unique_indices=True)
-
-        return KVCache(
-            keys=tuple(map(write, self.keys, block.keys)),
-            values=tuple(map(write, self.values, block.values)),
-            lengths=jnp.minimum(self.lengths + counts, self.capacity),
-        )
+        arrays = self.keys, self.values, block.keys, block.values, self.lengths, nodes, counts
+        if self.keys and self.keys[0].shape[3] % LANES and num_chosen <= FEW_TOKENS:
+            keys, values = lax.platform_dependent(*arrays, tpu=_write_one_by_one, default=_scatter)
+        else:
+            keys, values = _scatter(*arrays)
+        return KVCache(keys, values, lengths=jnp.minimum(self.lengths + counts, self.capacity))
 
     def roll_back(self, lengths: jax.Array) -> "KVCache":
         """Shortens rows to at most ``lengths`` [B]; a row that is shorter already stays as it is.
@@ -111,3 +113,43 @@ class KVCache:
           [3, 2]
         """
         return self.replace(lengths=jnp.minimum(self.lengths, lengths))
+
+
+def _scatter(keys, values, block_keys, block_values, lengths, nodes, counts):
+    """The caches' keys and values with what was chosen of a block's."""
+    batch, num_chosen = nodes.shape
+    slot, row = jnp.arange(num_chosen)[None, :], jnp.arange(batch)[:, None]
+
+    def write(cached, fresh):
+        # Out of range means "do not write": a scatter drops such entries.
+        position = jnp.where(slot < counts[:, None], lengths[:, None] + slot, cached.shape[2])
+        chosen = jnp.take_along_axis(fresh, nodes[:, None, :, None], axis=2)
+        # Advanced indices separated by a slice put their axes first: [B, C, K, D].
+        return cached.at[row, :, position].set(chosen.swapaxes(1, 2).astype(cached.dtype), mode="drop", unique_indices=True)
+
+    return tuple(map(write, keys, block_keys)), tuple(map(write, values, block_values))
+
+
+def _write_one_by_one(keys, values, block_keys, block_values, lengths, nodes, counts):
+    """The same, token by token in place, as many as some row has; the caches in the order in which a TPU has them."""
+    in_order = functools.partial(with_layout_constraint, layouts=Layout(major_to_minor=(0, 1, 3, 2)))
+    batch, last = lengths.shape[0], keys[0].shape[2] - 1
+
+    def write(index, caches):
+        slot, row = index // batch, index % batch
+        position = lengths[row] + slot
+        there = (slot < counts[row]) & (position <= last)
+        position, node = jnp.minimum(position, last), nodes[row, slot]
+
+        def one(cached, fresh):
+            size = (1, cached.shape[1], 1, cached.shape[3])
+            place = (row, 0, position, 0)
+            entry = lax.dynamic_slice(fresh, (row, 0, node, 0), size).astype(cached.dtype)
+            entry = jnp.where(there, entry, lax.dynamic_slice(cached, place, size))
+            return in_order(lax.dynamic_update_slice(cached, entry, place))
+
+        return jax.tree.map(one, caches, (block_keys, block_values))
+
+    # Unasked, the compiler gives the loop arrays of the usual order, and copies all of them before it and behind it.
+    caches = jax.tree.map(in_order, (keys, values))
+    return lax.fori_loop(0, batch * jnp.max(counts, initial=0), write, caches)

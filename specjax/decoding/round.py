@@ -186,7 +186,8 @@ class Round:
         context = self.context(params, state)
         tree = self.drafter.tree
         num_draft = jnp.asarray(tree.nodes_within)[jnp.clip(context.room, 0, tree.depth)]
-        draft, drafter = self.drafter.propose(params.drafter, state.drafter, context, choices, num_draft)
+        with jax.named_scope("propose"):
+            draft, drafter = self.drafter.propose(params.drafter, state.drafter, context, choices, num_draft)
         proposed = draft.tree.bounds if isinstance(draft.tree, RowTrees) else draft.tree
         if proposed != tree:
             raise ValueError(f"drafter {self.drafter!r:.200} proposed the tree {proposed}; it must be its own, {tree}")
@@ -201,17 +202,21 @@ class Round:
             asked &= draft.tree.depths[:, 1:] <= context.room[:, None]
         draft = draft.replace(valid=draft.valid & asked).checked()
 
-        log_probs, logits, features, block = self._verify_pass(params.target, state, draft, context.distribution)
-        verdict, findings = self._judge(*self.layout.judged((choices, draft)), log_probs, logits)
+        with jax.named_scope("verify"):
+            log_probs, logits, features, block = self._verify_pass(params.target, state, draft, context.distribution)
+        with jax.named_scope("judge"):
+            verdict, findings = self._judge(*self.layout.judged((choices, draft)), log_probs, logits)
         # All that is left of the vocabularies are a few numbers per node.
         verdict, (broken, common, logprobs) = self.layout.verdict((verdict, findings), state.lengths.shape[0])
 
         nodes = path_nodes(verdict)
         emitted = emitted_tokens(draft, verdict)
         counts, finish = self._ends(state, emitted, verdict, broken)
-        cache = state.cache.commit(block, nodes, counts)
+        with jax.named_scope("commit"):
+            cache = state.cache.commit(block, nodes, counts)
         # The feature before an emitted token is that of the node whose output it was drawn from.
-        drafter = self.drafter.observe(params.drafter, drafter, emitted, gather(features, nodes), counts)
+        with jax.named_scope("observe"):
+            drafter = self.drafter.observe(params.drafter, drafter, emitted, gather(features, nodes), counts)
         place = jnp.arange(emitted.shape[1])[None, :]
         written = jnp.where(place < counts[:, None], state.lengths[:, None] + place, state.tokens.shape[1])
         tokens = state.tokens.at[jnp.arange(emitted.shape[0])[:, None], written].set(emitted, mode="drop")

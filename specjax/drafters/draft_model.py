@@ -120,7 +120,8 @@ class DraftModel(ModelDrafter):
 
         # The last draft token is not fed: its own continuation is the bonus token, which the target draws.
         first = draw(jnp.int32(0), hidden, tokens, log_probs, drafted, jnp.zeros(drafted.shape, log_probs.dtype))
-        _, cache, tokens, log_probs, drafted, _ = jax.lax.while_loop(unfinished, feed_and_draw, (jnp.int32(1), cache, *first))
+        with jax.named_scope("draft_steps"):
+            _, cache, tokens, log_probs, drafted, _ = jax.lax.while_loop(unfinished, feed_and_draw, (jnp.int32(1), cache, *first))
         return tokens, log_probs, drafted, cache
 
     def _draw(self, choices, index, log_probs):

@@ -101,7 +101,8 @@ class ModelDrafter:
             counts = jnp.where(lacking(cache) > self.steady_width, width, 0)
             return self._feed_history(params, cache, context, CATCH_UP_WIDTH, counts)[0]
 
-        cache = jax.lax.while_loop(lambda cache: jnp.any(lacking(cache) > self.steady_width), catch_up, cache)
+        with jax.named_scope("catch_up"):
+            cache = jax.lax.while_loop(lambda cache: jnp.any(lacking(cache) > self.steady_width), catch_up, cache)
         counts = lacking(cache)
         cache, hidden = self._feed_history(params, cache, context, self.steady_width, counts)
         return cache, jnp.take_along_axis(hidden, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)

@@ -153,7 +153,8 @@ class PathDistribution:
         def nothing():
             return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(counted))
 
-        counts = jax.lax.cond(jnp.any(_penalised_rows(sampling)), counted, nothing)
+        with jax.named_scope("settings"):
+            counts = jax.lax.cond(jnp.any(_penalised_rows(sampling)), counted, nothing)
         text = (tokens, prompt_lengths, lengths, stop_token_ids, counts)
         return cls(sampling, *text, states, next_state, vocab_size, logits_processor)
 
@@ -190,8 +191,9 @@ class PathDistribution:
                 logits = self._processed(logits, path_tokens, path_lengths)
             return self._penalised(logits, path_tokens, path_lengths)
 
-        logits = jax.lax.cond(asked, adjusted, lambda logits: logits, logits)
-        return to_log_probs(logits, self.sampling, self.vocab_size)
+        with jax.named_scope("settings"):
+            logits = jax.lax.cond(asked, adjusted, lambda logits: logits, logits)
+            return to_log_probs(logits, self.sampling, self.vocab_size)
 
     def _biased(self, logits, early):
         """Adds the biases, and forbids the ids that end the row where it is ``early`` [B, T] to end."""

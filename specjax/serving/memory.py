@@ -93,9 +93,7 @@ def plan_memory(program: Round, params: Parameters, slots: int, room: Room, limi
     share = program.layout.share(program, params)
     program, params, rows = share.program, share.params, slots // share.parts
     weights = size_of(list({id(leaf): leaf for leaf in jax.tree.leaves(params)}.values()))
-    state = jax.eval_shape(
-        lambda params: empty_state(program, params, rows, room.capacity - 1, room.stop_ids, room.biases), params
-    )
+    state = jax.eval_shape(lambda params: empty_state(program, params, rows, room.entries, room.stop_ids, room.biases), params)
     caches = size_of((state.cache, state.drafter))
     tree = program.drafter.tree
 

@@ -34,6 +34,11 @@ class Request:
     id: Any = None
 
 
+ENTRIES_STEP = 8
+"""Caches hold a multiple of this: the rows of a tile of a TPU's memory. Of another size it would lay them out in another order,
+and attention would turn every layer's cache round."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Room:
     """What every slot of an engine has room for.
@@ -49,6 +54,16 @@ class Room:
     stop_ids: int
     biases: int
     logprobs: int | None
+
+    @property
+    def entries(self) -> int:
+        """S, entries of the cache: at least one for every token but the newest.
+
+        Example:
+          >>> Room(capacity=2048, stop_ids=1, biases=0, logprobs=None).entries
+          2048
+        """
+        return -(-(self.capacity - 1) // ENTRIES_STEP) * ENTRIES_STEP
 
 
 @dataclasses.dataclass(eq=False)

@@ -46,7 +46,7 @@ class SlotBatch:
     def __init__(self, model: Model, program: Round, params: Parameters, num_slots: int, room: Room, parts: int = 1):
         self.program, self.params, self.num_slots = program, params, num_slots
         self._model, self._room, self._parts = model, room, parts
-        sizes = (num_slots, room.capacity - 1)
+        sizes = (num_slots, room.entries)
         drafter = jax.eval_shape(lambda params: program.drafter.init(params, *sizes), params.drafter)
         check_rows(program.drafter, drafter, num_slots)
         self.clear()
@@ -56,7 +56,7 @@ class SlotBatch:
         """Frees all slots and forgets everything about them."""
         self.state: DecodingState | None = None
         room = self._room
-        self.state = _new_state(self._reading(), self.params, self.num_slots, room.capacity - 1, room.stop_ids, room.biases)
+        self.state = _new_state(self._reading(), self.params, self.num_slots, room.entries, room.stop_ids, room.biases)
         self._ended = np.zeros(self.num_slots, bool)
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class SlotBatch:
     def _move_in(self, slots: list[int], prompts, settings, seeds, completions) -> None:
         most = min(MOST_ARRIVALS, self.num_slots)
         fill = most - len(slots)
-        tokens = np.zeros((most, self._room.capacity), np.int32)
+        tokens = np.zeros((most, self._room.entries + 1), np.int32)
         for row, prompt in zip(tokens, prompts, strict=False):
             row[: len(prompt)] = prompt
         settings = [*settings, *[SamplingParams(temperature=0.0)] * fill]
