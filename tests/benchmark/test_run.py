@@ -177,7 +177,7 @@ def test_the_suites_drafters(monkeypatch):
     target = heads.target()
     eagle, medusa = heads.eagle_head(target), heads.medusa_heads(target)
     for head in (eagle, medusa):
-        head.facts["accuracies"] = [[0.5, 0.2, 0.1]] * 2
+        head.facts["accuracies"] = [[0.5, 0.2, 0.1, 0.05]] * 3
     monkeypatch.setattr("specjax.benchmark.cases.heads_of", lambda name: [eagle, medusa])
     monkeypatch.setattr("specjax.benchmark.cases.measure_costs", lambda model: None)
     quick, notes = suite_drafters(target, SUITES["quick"], None, "auto")
@@ -187,7 +187,7 @@ def test_the_suites_drafters(monkeypatch):
     sizes = {name: drafter.functions.tree.num_nodes for name, drafter in full.items()}
     assert sizes.items() >= {"lookup 4": 4, "lookup 8": 8, "eagle tree 16": 16, "eagle growing tree 16": 16, "auto": 8}.items()
     assert {name.split(" + ")[1].split()[0] for name in full if " + " in name} == {"eagle", "medusa"}
-    chains, notes = suite_drafters(target, SUITES["full"], 3, "auto")
+    chains, _ = suite_drafters(target, SUITES["full"], 3, "auto")
     assert "lookup 3" in chains
     assert all(drafter.functions.tree.is_chain for name, drafter in chains.items() if "+" not in name)
     monkeypatch.setattr("specjax.benchmark.cases.heads_of", lambda name: [])

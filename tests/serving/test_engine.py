@@ -272,9 +272,9 @@ def test_cases_146_148_the_plan_counts_both_models_and_caches():
         plan = e.memory
         batch = e._batch
         state = batch.state
-        # 127 entries of both models: the newest token is in neither cache.
+        # 128 entries of both models: the newest of 128 tokens is in neither cache, and caches hold whole tiles of eight.
         entry = 2 * 2 * 16 * 4
-        assert plan.caches == 4 * 127 * (8 + 2) * entry + sum(
+        assert plan.caches == 4 * 128 * (8 + 2) * entry + sum(
             leaf.nbytes for leaf in (state.cache.lengths, *_small(state.drafter))
         )
         assert plan.weights == sum(leaf.nbytes for leaf in jax.tree.leaves((target.params, draft.params)))
