@@ -83,7 +83,7 @@ def answer_alone(
 
     def prepared(case, prompt, index):
         params = request_params(case, max_tokens, seed + index)
-        batch = Batch.prepare(models[case.dtype], [prompt], params, case.made, case.rule, allow_lossy)
+        batch = Batch.prepare(models[case.dtype], [prompt], params, case.made, case.rule, allow_lossy, adaptive=case.adaptive)
         return dataclasses.replace(batch, capacity=capacity, prefill_width=width)
 
     for index, prompt in enumerate(prompts):
@@ -131,9 +131,8 @@ def answer_together(
         model = models[case.dtype]
         capacity = min(-(-(longest + max_tokens) // 64) * 64, model.max_positions)
         requests = [Request(prompt, request_params(case, num_tokens, seed + index)) for index, prompt in enumerate(prompts)]
-        with Engine(
-            model, drafter=case.made, rule=case.rule, slots=case.slots, capacity=capacity, allow_lossy=allow_lossy
-        ) as engine:
+        settings = {"rule": case.rule, "slots": case.slots, "allow_lossy": allow_lossy, "adaptive": case.adaptive}
+        with Engine(model, drafter=case.made, capacity=capacity, **settings) as engine:
             start = clock()
             done = engine.run(requests)
             return done, clock() - start

@@ -1,7 +1,7 @@
 """What is compared: drafters, rules, draft lengths or trees, slots, temperatures."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from specjax.checkpoints.heads import heads_of
@@ -61,6 +61,7 @@ class Case:
       slots: requests that are answered at once; with 1 each is answered by ``specjax.generate``, else by an engine.
       temperature: of all requests.
       dtype: of the target's parameters.
+      adaptive: whether every round drafts as deep as pays, see :func:`specjax.generate`.
     """
 
     drafter: str
@@ -69,6 +70,7 @@ class Case:
     slots: int
     temperature: float
     dtype: str
+    adaptive: bool = False
 
     @property
     def tree(self) -> DraftTree | TreeBounds:
@@ -88,7 +90,8 @@ class Case:
     def __str__(self) -> str:
         """For progress and messages."""
         slots = "" if self.slots == 1 else f", {self.slots} slots"
-        return f"{self.drafter}, rule {self.rule}, temperature {self.temperature:g}{slots}, {self.dtype}"
+        adaptive = ", adaptive" if self.adaptive else ""
+        return f"{self.drafter}{adaptive}, rule {self.rule}, temperature {self.temperature:g}{slots}, {self.dtype}"
 
 
 def suite_drafters(model: Model, suite: Suite, num_speculative_tokens: int | None, rule: str) -> tuple[dict, list[str]]:
@@ -150,6 +153,7 @@ def make_cases(
     temperatures: Sequence[float],
     every_rule: bool = False,
     allow_lossy: bool = False,
+    adaptive: Container[str] = (),
 ) -> tuple[list[Case], list[str]]:
     """Plain decoding in every dtype, then each drafter with each rule, for all slots and temperatures.
 
@@ -163,6 +167,7 @@ def make_cases(
       every_rule: whether "auto" above temperature 0 stands for all lossless rules that take a drafter's drafts. Greedy requests
         are answered alike by all of them.
       allow_lossy: whether a rule that changes the distribution may be used.
+      adaptive: names of the drafters that draft as deep as pays.
 
     Returns:
       The cases, and what was left out, with why.
@@ -193,7 +198,7 @@ def make_cases(
                             left_out.append(f"{name}, temperature {temperature:g}, {num} slots: {error}")
                         continue
                     taken[chosen.name] = None
-                cases += [Case(name, drafter, each, num, temperature, dtype) for each in taken]
+                cases += [Case(name, drafter, each, num, temperature, dtype, name in adaptive) for each in taken]
     if drafters and all(case.is_plain for case in cases):
         raise ValueError(f"rule is {rule!r}, which none of the drafters can be measured with: {left_out[0]}")
     return cases, left_out

@@ -97,7 +97,7 @@ def predictions(
     if case.is_plain:
         return 1.0 if fastest else 1 / own_plain
     empty = own_plain + parts.parts["draft"] / unit
-    by_formula = case.tree.is_chain and not stacked
+    by_formula = case.tree.is_chain and not stacked and not case.adaptive
     return predicted(stats, case.tree.num_nodes, by_formula, parts.round.median / unit, empty)
 
 
@@ -159,6 +159,7 @@ def result_row(case: Case, answers: Answers, base: Answers, kinds: Sequence[str]
         "rule": case.rule,
         "num_speculative_tokens": case.tree.num_nodes,
         "shape": shape(case),
+        "adaptive": case.adaptive,
         "slots": case.slots,
         "temperature": case.temperature,
         "dtype": case.dtype,

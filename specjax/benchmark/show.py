@@ -43,10 +43,11 @@ def label(row: dict) -> str:
     """A case's name, as short as it is told apart by.
 
     Example:
-      >>> label({"drafter": "none", "dtype": "float32", "slots": 4, "temperature": 0.7, "rule": "gumbel"})
+      >>> label({"drafter": "none", "dtype": "float32", "slots": 4, "temperature": 0.7, "rule": "gumbel", "adaptive": False})
       'none float32, 4 slots, temperature 0.7'
     """
     name = f"none {row['dtype']}" if row["drafter"] == "none" else f"{row['drafter']} {row['rule']}"
+    name += ", adaptive" if row["adaptive"] else ""
     slots = "" if row["slots"] == 1 else f", {row['slots']} slots"
     return name + slots + (f", temperature {row['temperature']:g}" if row["temperature"] else "")
 

@@ -51,6 +51,7 @@ def bench(
         ),
     ] = None,
     num_speculative_tokens: options.NumSpeculativeTokens = None,
+    adaptive: options.Adaptive = None,
     rule: options.Rule = "auto",
     slots: Annotated[
         int | None,
@@ -122,9 +123,12 @@ def bench(
     else:
         made = make_drafter(parts, num_speculative_tokens, dtype, target, rule)
         drafters, notes = {} if made is None else {drafter: made}, []
+    # As `specjax generate` does it.
+    as_deep_as_pays = ({"auto"} if adaptive is None else set(drafters)) if adaptive is not False else set()
     own = str(target.dtype) if dtype is None else dtype
+    asked_slots = sizes.slots if slots is None else (slots,)
     cases, left_out = make_cases(
-        drafters, rule, own, dtypes, sizes.slots if slots is None else (slots,), temperatures, sizes.all_drafters, allow_lossy
+        drafters, rule, own, dtypes, asked_slots, temperatures, sizes.all_drafters, allow_lossy, as_deep_as_pays
     )
     models = {own: target} | {
         name: specjax.load_model(model, revision=revision, dtype=name) for name in dict.fromkeys(dtypes) if name != own

@@ -237,6 +237,8 @@ class Batch:
 
         The state's buffers are used up.
         """
+        if not self.measured:
+            self._measure_rounds()
         most_rounds = rounds_per_dispatch or self.program.rounds_per_dispatch
         counters = jax.device_get(state.counters)
         while any(row.running for row in self.rows):

@@ -1,6 +1,7 @@
 """Whole benchmarks of a model that is exact and compiled in a moment. What the clock says is never looked at."""
 
 import copy
+import json
 
 import pytest
 
@@ -198,3 +199,15 @@ def test_the_suites_drafters(monkeypatch):
 
 def test_a_case_has_a_name():
     assert str(Case("lookup 4", None, "gumbel", 4, 0.7, "float32")) == "lookup 4, rule gumbel, temperature 0.7, 4 slots, float32"
+
+
+def test_adaptive_cases_say_so_and_give_the_same_tokens(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cases, _ = make_cases({"itself": DRAFTERS["itself"]}, "auto", "float32", [], [1, 2], [0.0], adaptive={"itself"})
+    assert [(case.drafter, case.adaptive) for case in cases] == [("none", False), ("itself", True)] * 2
+    assert str(cases[1]).startswith("itself, adaptive, rule ")
+    document = run({"float32": MODEL}, planned(cases))
+    assert wrong(document) == []
+    assert [row["adaptive"] for row in document["results"]] == [False, True] * 2
+    # Costs were measured for one row and for two.
+    assert len(json.loads((tmp_path / "specjax" / "rounds.json").read_text())) == 2
