@@ -139,12 +139,13 @@ def _write_one_by_one(keys, values, block_keys, block_values, lengths, nodes, co
         slot, row = index // batch, index % batch
         position = lengths[row] + slot
         there = (slot < counts[row]) & (position <= last)
-        position, node = jnp.minimum(position, last), nodes[row, slot]
+        # Of one type, also where whole numbers are 64 bits wide.
+        row, position, node, first = (jnp.int32(n) for n in (row, jnp.minimum(position, last), nodes[row, slot], 0))
 
         def one(cached, fresh):
             size = (1, cached.shape[1], 1, cached.shape[3])
-            place = (row, 0, position, 0)
-            entry = lax.dynamic_slice(fresh, (row, 0, node, 0), size).astype(cached.dtype)
+            place = (row, first, position, first)
+            entry = lax.dynamic_slice(fresh, (row, first, node, first), size).astype(cached.dtype)
             entry = jnp.where(there, entry, lax.dynamic_slice(cached, place, size))
             return in_order(lax.dynamic_update_slice(cached, entry, place))
 
