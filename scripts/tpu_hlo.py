@@ -5,6 +5,7 @@ read, and one turn of a loop for all. Here an instruction counts what it must re
 
 * arrays in the on-chip memory (``S(1)`` in their layout) cost nothing, prefetches into it are reads;
 * of an operand that is only sliced or gathered from the slices count, of an array that is updated in place the update;
+* a prefetch that a program makes at its end for its next run is counted there alone;
 * loops count as often as they run, conditions by the branch that the caller's ``Scenario`` takes.
 
 Sizes are those in memory, tiles filled up.
@@ -103,6 +104,7 @@ class Instruction:
       scope: where in our program it comes from.
       trips: turns of a loop that are known to the compiler.
       root: whether it is what the computation gives.
+      before: whether it is a prefetch that the run before has made already, at its end, for this one.
     """
 
     name: str
@@ -113,6 +115,7 @@ class Instruction:
     scope: str
     trips: int | None
     root: bool
+    before: bool
 
     @property
     def arrays(self) -> tuple[Array, ...]:
@@ -148,10 +151,11 @@ def _instruction(text: str) -> Instruction | None:
         called += re.findall(r"(?:false|true)_computation=%([\w.\-]+)", after)[::-1]
     scope = re.search(r'op_name="([^"]*)"', after)
     trips = re.search(r'"known_trip_count":\{"n":"(\d+)"', after)
+    before = "cross_program_prefetch_index" in after
     operands = () if opcode in ("constant", "parameter") else tuple(NAMES.findall(inside))
     operands = (inside,) if opcode == "parameter" else operands
     return Instruction(
-        name, opcode, type, operands, tuple(called), scope[1] if scope else "", int(trips[1]) if trips else None, root
+        name, opcode, type, operands, tuple(called), scope[1] if scope else "", int(trips[1]) if trips else None, root, before
     )
 
 
@@ -253,6 +257,8 @@ class Program:
         if opcode in FREE:
             return 0
         if opcode in ("copy-start", "slice-start"):
+            if instruction.before:
+                return 0
             target, source = _target_and_source(instruction)
             return target.hbm + (0 if source.on_chip else target.bytes)
         if opcode == "async-start" and instruction.called:
