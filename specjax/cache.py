@@ -97,10 +97,9 @@ class KVCache:
         chex.assert_shape(counts, (batch,))
         chex.assert_shape(self.lengths, (batch,))
         arrays = self.keys, self.values, block.keys, block.values, self.lengths, nodes, counts
-        if self.keys and self.keys[0].shape[3] % LANES and num_chosen <= FEW_TOKENS:
-            keys, values = lax.platform_dependent(*arrays, tpu=_write_one_by_one, default=_scatter)
-        else:
-            keys, values = _scatter(*arrays)
+        head_dim = self.keys[0].shape[3] if self.keys else LANES
+        on_tpu = _write_one_by_one if head_dim % LANES and num_chosen <= FEW_TOKENS else _scatter_by_head
+        keys, values = lax.platform_dependent(*arrays, tpu=on_tpu, default=_scatter)
         return KVCache(keys, values, lengths=jnp.minimum(self.lengths + counts, self.capacity))
 
     def roll_back(self, lengths: jax.Array) -> "KVCache":
@@ -126,6 +125,23 @@ def _scatter(keys, values, block_keys, block_values, lengths, nodes, counts):
         chosen = jnp.take_along_axis(fresh, nodes[:, None, :, None], axis=2)
         # Advanced indices separated by a slice put their axes first: [B, C, K, D].
         return cached.at[row, :, position].set(chosen.swapaxes(1, 2).astype(cached.dtype), mode="drop", unique_indices=True)
+
+    return tuple(map(write, keys, block_keys)), tuple(map(write, values, block_values))
+
+
+def _scatter_by_head(keys, values, block_keys, block_values, lengths, nodes, counts):
+    """The same with the heads of a token written one by one: in memory they are far apart.
+
+    A TPU would bring them together first, in a copy of all of the cache.
+    """
+    batch, num_chosen = nodes.shape
+    slot, row = jnp.arange(num_chosen)[None, :], jnp.arange(batch)[:, None, None]
+
+    def write(cached, fresh):
+        position = jnp.where(slot < counts[:, None], lengths[:, None] + slot, cached.shape[2])[:, None]
+        chosen = jnp.take_along_axis(fresh, nodes[:, None, :, None], axis=2).astype(cached.dtype)
+        head = jnp.arange(cached.shape[1])[None, :, None]
+        return cached.at[row, head, position].set(chosen, mode="drop", unique_indices=True)
 
     return tuple(map(write, keys, block_keys)), tuple(map(write, values, block_values))
 
