@@ -101,7 +101,7 @@ def test_what_does_not_fit_a_mesh_is_refused():
         engine(mesh="data=4,model=2")
     with pytest.raises(ValueError, match=r"mesh is 4; it must be"):
         engine(mesh=4)
-    with pytest.raises(ValueError, match=r"available on each of 2 devices .* do not fit; 186 slots of 16 tokens or 512 slots of"):
+    with pytest.raises(ValueError, match=r"available on each of 2 devices .* do not fit; 176 slots of 16 tokens would"):
         engine(decoder(), mesh="data=2", slots=512, memory_limit=1_000_000)
 
 
