@@ -74,8 +74,6 @@ def batch(
     schedule = None if draft_len_schedule is None else _schedule(draft_len_schedule)
     if adaptive and schedule is not None:
         raise options.CallError("--adaptive stands beside --draft-len-schedule; give one of them")
-    if adaptive is None:
-        adaptive = drafter == "auto" and schedule is None
     join = options.join_arguments(coordinator_address, num_processes, process_id, distributed, mesh)
 
     import jax
@@ -110,6 +108,9 @@ def batch(
             if drafter == "auto":
                 parts = parse_drafter("lookup", num_speculative_tokens)
                 say("drafter lookup: what trained heads cost is not measured over several processes; name one to have it")
+        if adaptive is None:
+            # Over several processes only who asks for it waits for a measurement that all of them take part in.
+            adaptive = drafter == "auto" and schedule is None and processes.count == 1
         target = specjax.load_model(model, revision=revision, dtype=dtype, mesh=devices)
         settings = {
             "model": target.name,
