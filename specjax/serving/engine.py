@@ -110,6 +110,7 @@ class Engine:
     Example:
       >>> from specjax.models.config import DecoderConfig
       >>> from specjax.models.decoder import Decoder
+      >>> from specjax.sampling.params import SamplingParams
       >>> config = DecoderConfig(vocab_size=11, num_layers=1, width=8, num_query_heads=2, num_kv_heads=1, head_dim=4,
       ...                        mlp_width=16, max_positions=32)
       >>> model = Model(functions=Decoder(config), params=Decoder(config).init(jax.random.key(0)), vocab_size=11,
