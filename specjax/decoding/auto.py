@@ -26,13 +26,14 @@ from specjax.tree import DraftTree
 from specjax.tree_shapes import TreeChoice, best_tree
 from specjax.user_cache import user_cache_folder
 
-SIZES = (1, 2, 4, 8, 16)
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 """Tokens of the passes that are timed."""
 LAYERS = 4
 """Layers that are timed, enough not to stay in a cache; the others cost the same."""
 CAPACITY = 512
 REPEATS = 7
-LOOKUP_LENGTH = 8
+LOOKUP_LENGTH = 7
+"""With the root eight tokens: the next one would cost as much as several of these where products are made in eights."""
 MOST_LEVELS = 5
 """Depth of an autoregressive head's tree."""
 

@@ -118,7 +118,7 @@ class PromptLookup:
         return state
 
 
-def prompt_lookup(num_speculative_tokens: int = 8, *, prompt_lookup_max: int = 3, prompt_lookup_min: int = 2) -> BoundDrafter:
+def prompt_lookup(num_speculative_tokens: int = 7, *, prompt_lookup_max: int = 3, prompt_lookup_min: int = 2) -> BoundDrafter:
     """A drafter that looks for the last tokens of the text earlier in it.
 
     Args:

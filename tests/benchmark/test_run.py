@@ -182,18 +182,18 @@ def test_the_suites_drafters(monkeypatch):
     monkeypatch.setattr("specjax.benchmark.cases.heads_of", lambda name: [eagle, medusa])
     monkeypatch.setattr("specjax.benchmark.cases.measure_costs", lambda model: None)
     quick, notes = suite_drafters(target, SUITES["quick"], None, "auto")
-    assert list(quick) == ["lookup 8", "auto"]
+    assert list(quick) == ["lookup 7", "auto"]
     assert notes[0].startswith("auto is prompt_lookup: ")
     full, _ = suite_drafters(target, SUITES["full"], None, "auto")
     sizes = {name: drafter.functions.tree.num_nodes for name, drafter in full.items()}
-    assert sizes.items() >= {"lookup 4": 4, "lookup 8": 8, "eagle tree 16": 16, "eagle growing tree 16": 16, "auto": 8}.items()
+    assert sizes.items() >= {"lookup 4": 4, "lookup 7": 7, "eagle tree 16": 16, "eagle growing tree 16": 16, "auto": 7}.items()
     assert {name.split(" + ")[1].split()[0] for name in full if " + " in name} == {"eagle", "medusa"}
     chains, _ = suite_drafters(target, SUITES["full"], 3, "auto")
     assert "lookup 3" in chains
     assert all(drafter.functions.tree.is_chain for name, drafter in chains.items() if "+" not in name)
     monkeypatch.setattr("specjax.benchmark.cases.heads_of", lambda name: [])
     full, notes = suite_drafters(target, SUITES["full"], None, "auto")
-    assert list(full) == ["lookup 4", "lookup 8", "auto"]
+    assert list(full) == ["lookup 4", "lookup 7", "auto"]
     assert [note.split(":")[0] for note in notes] == ["medusa", "eagle", "auto is prompt_lookup"]
 
 

@@ -22,7 +22,7 @@ def costs(by_size, output=0.0):
     return PassCosts({n: 0.001 * c for n, c in zip(SIZES, by_size, strict=True)}, {n: output * n for n in SIZES}, 10)
 
 
-FLAT, STEEP = costs((1, 1, 1, 1.02, 1.05)), costs((1, 2, 3, 5, 9))
+FLAT, STEEP = costs((1, 1, 1, 1, 1.01, 1.02, 1.04, 1.05)), costs((1, 2, 2.5, 3, 4, 5, 7, 9))
 
 
 def test_a_machine_whose_passes_cost_the_same_gets_a_tree_and_a_steep_one_none():
@@ -32,8 +32,8 @@ def test_a_machine_whose_passes_cost_the_same_gets_a_tree_and_a_steep_one_none()
     assert tree.num_nodes > 8
     assert "times plain decoding are expected" in reason
     drafter, reason = choose_drafter(MODEL, [head("eagle")], STEEP)
-    assert drafter.functions == prompt_lookup(8).functions
-    assert "2.00 for 2, 3.00 for 4, 5.00 for 8, 9.00 for 16 tokens" in reason
+    assert drafter.functions == prompt_lookup(7).functions
+    assert "2.00 for 2, 2.50 for 3, 3.00 for 4, 4.00 for 6, 5.00 for 8, 7.00 for 12, 9.00 for 16 tokens" in reason
 
 
 def test_the_head_with_more_expected_tokens_per_second_is_taken():
@@ -50,14 +50,14 @@ def test_a_rule_for_chains_gets_chains():
 
 
 def test_drafting_has_its_price():
-    cheap, dear = (best_of_head(head("eagle"), costs((1, 1, 1, 1, 1), output)).tree for output in (0.0, 0.01))
+    cheap, dear = (best_of_head(head("eagle"), costs((1,) * len(SIZES), output)).tree for output in (0.0, 0.01))
     assert cheap.depth > dear.depth
 
 
 def test_without_heads_or_costs_it_is_lookup():
     for found, known in (([], FLAT), ([head("eagle")], None)):
         drafter, reason = choose_drafter(MODEL, found, known)
-        assert drafter.functions == prompt_lookup(8).functions
+        assert drafter.functions == prompt_lookup(7).functions
         assert "no trained head" in reason
     assert measure_costs(hash_model.model(hash_model.random_table())) is None
 
