@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Drafts as deep as pays beside drafts of fixed lengths: tokens per second by kind of prompt and by slots.
 
-python scripts/measure_adaptive.py [--drafter lookup] [--lengths 1 3 7] [--slots 1 4 16 32] [--kinds chat ...] [--output FILE.json]
+python scripts/measure_adaptive.py [--drafter lookup] [--lengths 1 3 7] [--slots 1 4 16 32] [--kinds chat ...] [--output FILE]
 
-The built-in prompts of a kind are answered greedily by plain decoding, with every fixed length, and adaptively, in turns; with many
-slots every prompt is asked so often that all slots are busy. The kind "hostile" is chat with a drafter that always proposes and is
-never right. What is held against each other are medians, and ratios within one repeat: adaptive over plain, and over the best fixed.
+The built-in prompts of a kind are answered greedily by plain decoding, with every fixed length, and adaptively, in turns; with
+many slots every prompt is asked so often that all slots are busy. The kind "hostile" is chat with a drafter that always proposes
+and is never right. Medians are held against each other, and ratios within a repeat: adaptive over plain, and over the best fixed.
 """
 
 import argparse

@@ -26,8 +26,11 @@ FADING_OF_SLOT = 1 - 1 / 64
 GUESS = 0.75
 """Share of accepted drafts where nothing is known."""
 WEIGHT = 3.0
-"""How many tests what is known of others is worth. With less a few bad rounds end drafting that pays, with more drafting that does not
-pay goes on: of 1 to 6, what loses least where it loses most, for texts of 64 tokens and costs measured on a CPU."""
+"""How many tests what is known of others is worth.
+
+With less a few bad rounds end drafting that pays, with more drafting that does not pay goes on. Of 1 to 6 this is what loses least
+where it loses most, by a simulation of answers of 64 tokens with costs measured on a CPU.
+"""
 
 
 @flax.struct.dataclass
