@@ -28,8 +28,8 @@ GUESS = 0.75
 WEIGHT = 3.0
 """How many tests what is known of others is worth.
 
-With less a few bad rounds end drafting that pays, with more drafting that does not pay goes on. Of 1 to 6 this is what loses least
-where it loses most, by a simulation of answers of 64 tokens with costs measured on a CPU.
+With less a few bad rounds end drafting that pays, with more drafting that does not pay goes on. Of 1 to 6 this is what loses
+least where it loses most, by a simulation of answers of 64 tokens with costs measured on a CPU.
 """
 
 
