@@ -42,7 +42,7 @@ types: environment
 
 docs: environment
 	@$(PYTHON) -c 'import pdoc' 2>/dev/null || $(PYTHON) -m pip install --quiet -e '.[docs]'
-	$(PYTHON) -m pdoc --docformat google --output-directory build/docs specjax
+	$(PYTHON) scripts/make_docs.py build/docs
 
 clean:
 	@sh scripts/make_environment.sh --remove

@@ -1,9 +1,11 @@
 """What the pages say runs: their Python as it stands, their commands as far as the program's own options, and their links."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -188,3 +190,15 @@ def test_the_table_of_the_formula_is_right():
     for acceptance, cells in rows:
         wanted = [expected_tokens(float(acceptance), length) for length in (1, 2, 4, 8)]
         assert [float(cell) for cell in cells.split("|")] == pytest.approx(wanted, abs=0.0051)
+
+
+def test_the_api_reference_has_every_public_name(tmp_path):
+    command = [sys.executable, "-W", "error", ROOT / "scripts" / "make_docs.py", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert (done.returncode, done.stderr) == (0, "")
+    top = (tmp_path / "specjax.html").read_text(encoding="utf-8")
+    for name in specjax.__all__:
+        page = tmp_path / "specjax" / f"{name}.html" if name == "drafters" else None
+        assert page.exists() if page else f'id="{name}"' in top, name
+    # Modules of packages that list their public names are there too.
+    assert (tmp_path / "specjax" / "serving" / "engine.html").exists()
