@@ -162,3 +162,11 @@ def best_depth(
     plain = jnp.where(known[0], seconds[0], 0)
     expected = plain + drafting * (jnp.where(known, seconds, 1) - plain)
     return jnp.asarray(depths, jnp.int32)[jnp.argmax(jnp.where(known, tokens / expected, -1))]
+
+
+def depth_that_pays(
+    seconds: jax.Array, depths: tuple[int, ...], recent: RecentAcceptance, room: jax.Array, layout: Layout
+) -> jax.Array:
+    """int32, how deep drafts of the next round are best, by what was seen lately; arguments as of :func:`best_depth`."""
+    rates, offered = acceptance_rates(recent, layout)
+    return best_depth(seconds, depths, rates, offered, room, layout)

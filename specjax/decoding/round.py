@@ -14,16 +14,14 @@ Everything is in one program; a dispatch may run several rounds without the host
 
 import dataclasses
 import functools
-import itertools
 from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from specjax.choices import Choices, KeyedChoices
-from specjax.decoding.adaptive import RecentAcceptance, acceptance_rates, best_depth
+from specjax.decoding.adaptive import RecentAcceptance, depth_that_pays
 from specjax.decoding.layout import ONE_DEVICE, Layout, Place, any_row
 from specjax.decoding.outcome import count, emitted_tokens, gather, overlap_on_path, path_nodes
 from specjax.decoding.state import (
@@ -36,6 +34,7 @@ from specjax.decoding.state import (
     RoundInfo,
     TokenLogprobs,
 )
+from specjax.decoding.verify_pass import smallest_pass, usual_passes
 from specjax.drafters.base import Context, Drafter, sources_of
 from specjax.models.base import ModelFunctions
 from specjax.row_trees import RowTrees
@@ -43,7 +42,7 @@ from specjax.sampling.allowed_tokens import START, advance
 from specjax.sampling.params import SamplingArrays
 from specjax.sampling.path import LogitsProcessor, PathDistribution, tree_paths
 from specjax.sampling.transforms import has_nan
-from specjax.tree import ROOT, Draft, DraftTree
+from specjax.tree import Draft
 from specjax.verification.base import Rule, Verdict, check_fits, check_verdict
 
 
@@ -182,7 +181,9 @@ class Round:
         if choices is None:
             choices = KeyedChoices(state.sampling.seeds, state.sampling.completion, state.lengths)
         if state.acceptance is not None:
-            state = state.replace(max_depths=self._depths_that_pay(params, state))
+            room = jnp.where(state.running, state.limits - state.lengths - 1, -1)
+            depth = depth_that_pays(params.round_seconds, self.draft_depths, state.acceptance, room, self.layout)
+            state = state.replace(max_depths=jnp.broadcast_to(depth, state.max_depths.shape))
         context = self.context(params, state)
         tree = self.drafter.tree
         num_draft = jnp.asarray(tree.nodes_within)[jnp.clip(context.room, 0, tree.depth)]
@@ -203,7 +204,7 @@ class Round:
         draft = draft.replace(valid=draft.valid & asked).checked()
 
         with jax.named_scope("verify"):
-            log_probs, logits, features, block = self._verify_pass(params.target, state, draft, context.distribution)
+            log_probs, logits, features, block = self._verify(params.target, state, draft, context.distribution)
         with jax.named_scope("judge"):
             verdict, findings = self._judge(*self.layout.judged((choices, draft)), log_probs, logits)
         # All that is left of the vocabularies are a few numbers per node.
@@ -244,12 +245,25 @@ class Round:
         drafted = self.layout.in_total(jnp.sum(draft.valid, dtype=jnp.int32))
         return state, RoundInfo(jnp.where(place < counts[:, None], emitted, NO_TOKEN), counts, drafted, logprobs)
 
-    def _depths_that_pay(self, params: Parameters, state: DecodingState):
-        """[B] int32, ``max_depths`` of the next round."""
-        rates, offered = acceptance_rates(state.acceptance, self.layout)
-        room = jnp.where(state.running, state.limits - state.lengths - 1, -1)
-        depth = best_depth(params.round_seconds, self.draft_depths, rates, offered, room, self.layout)
-        return jnp.broadcast_to(depth, state.max_depths.shape)
+    def _verify(self, params, state: DecodingState, draft: Draft, distribution: PathDistribution):
+        """Target log-probabilities [J, T, V], logits [J, T, V], features [B, T, F, E] and block of the root and all draft nodes.
+
+        J rows are those that this device judges, all B where it is the only one. The logits are the target's own, and None unless
+        log-probabilities are to be reported.
+        """
+        root = jnp.take_along_axis(state.tokens, state.lengths[:, None] - 1, axis=1)
+        tokens = jnp.concatenate([root, draft.tokens], axis=1)
+        positions = state.lengths[:, None] - 1 + jnp.atleast_2d(jnp.asarray(draft.tree.depths, jnp.int32))
+        path_tokens, path_lengths = tree_paths(*self.layout.judged((draft.tree, draft.tokens)))
+        distribution = distribution.of_rows(self.layout.judged)
+
+        def passed(place, mask):
+            output = self.target.apply(params, tokens[:, place], positions[:, place], state.cache, mask)
+            logits = self.layout.unembed(self.target, params, output.hidden).astype(self.logits_dtype)
+            log_probs = distribution.log_probs(logits, path_tokens[:, place], path_lengths[..., place])
+            return log_probs, None if self.num_logprobs is None else logits, output.features, output.block
+
+        return smallest_pass(passed, draft, usual_passes(self.drafter, self.depths), self.layout)
 
     def _judge(self, choices: Choices, draft: Draft, log_probs, logits):
         """The verdict of rows, and what else is made of whole vocabularies.
@@ -263,52 +277,6 @@ class Round:
         if logits is not None:
             logprobs = self._token_logprobs(gather(logits, path_nodes(verdict)), emitted_tokens(draft, verdict))
         return verdict, (has_nan(log_probs), overlap_on_path(draft, verdict, log_probs), logprobs)
-
-    def _verify_pass(self, params, state: DecodingState, draft: Draft, distribution: PathDistribution):
-        """Target log-probabilities [J, T, V], logits [J, T, V], features [B, T, F, E] and block of the root and all draft nodes.
-
-        J rows are those that this device judges, all B where it is the only one. The logits are the target's own, and None unless
-        log-probabilities are to be reported.
-        Where no row drafted anything the pass is over the root alone: a draft that is not there costs nothing. A drafter may name
-        more sets of nodes that are often all that is there, and ``depths`` adds those of shorter drafts.
-        """
-        tree = draft.tree
-        root = jnp.take_along_axis(state.tokens, state.lengths[:, None] - 1, axis=1)
-        tokens = jnp.concatenate([root, draft.tokens], axis=1)
-        positions = state.lengths[:, None] - 1 + jnp.atleast_2d(jnp.asarray(tree.depths, jnp.int32))
-        block_mask = None if tree.is_chain else jnp.asarray(tree.ancestor_mask)
-        path_tokens, path_lengths = tree_paths(*self.layout.judged((tree, draft.tokens)))
-        distribution = distribution.of_rows(self.layout.judged)
-
-        def passed(nodes):
-            place = slice(len(nodes)) if nodes == tuple(range(len(nodes))) else np.array(nodes)
-            # Nodes that follow one another need no mask.
-            mask = None
-            if block_mask is not None and not _follow(tree, nodes):
-                mask = block_mask[..., place, :][..., place]
-            output = self.target.apply(params, tokens[:, place], positions[:, place], state.cache, mask)
-            logits = self.layout.unembed(self.target, params, output.hidden).astype(self.logits_dtype)
-            log_probs = distribution.log_probs(logits, path_tokens[:, place], path_lengths[..., place])
-            return log_probs, None if self.num_logprobs is None else logits, output.features, output.block
-
-        whole = tuple(range(tree.size))
-        if tree.num_nodes == 0:
-            return passed(whole)
-        # All branches must return the same shapes. Nodes that are not in the pass are not valid; what stands for them is never
-        # looked at.
-        shapes = jax.eval_shape(lambda: passed(whole))
-        within = self.drafter.tree.nodes_within
-        cut = [tuple(range(1, int(within[depth]) + 1)) for depth in self.depths if 0 < depth < self.drafter.tree.depth]
-        named = [(ROOT, *sorted({*nodes} - {ROOT})) for nodes in (*cut, *getattr(self.drafter, "passes", ()))]
-        passes = [(ROOT,), *named, whole]
-        needed = jnp.any(draft.valid, axis=0)
-        holds_all = jnp.stack([~jnp.any(needed & jnp.asarray(~np.isin(whole[1:], nodes))) for nodes in passes])
-        holds_all = self.layout.everywhere(holds_all)
-
-        def spread(nodes):
-            return jax.tree.map(functools.partial(_spread_to, nodes), passed(nodes), shapes)
-
-        return jax.lax.switch(jnp.argmax(holds_all), [functools.partial(spread, nodes) for nodes in passes])
 
     def _token_logprobs(self, logits, emitted) -> TokenLogprobs:
         """What is reported of the ``emitted`` tokens [B, C]; ``logits`` [B, C, V] are those that each was drawn from."""
@@ -365,27 +333,6 @@ class Round:
         start = (jnp.int32(0), any_row(self.layout, state.running), state, (tokens, logprobs), drafted)
         rounds, _, state, (tokens, logprobs), drafted = jax.lax.while_loop(unfinished, one, start)
         return state, DispatchInfo(tokens, state.finish, rounds, drafted, logprobs)
-
-
-def _follow(tree: DraftTree | RowTrees, nodes: tuple[int, ...]) -> bool:
-    """Whether each of ``nodes`` is known to be the child of the one before."""
-    if isinstance(tree, RowTrees):
-        return len(nodes) == 1
-    return all(tree.parents[node] == before for before, node in itertools.pairwise(nodes))
-
-
-def _spread_to(nodes: tuple[int, ...], values: jax.Array, wanted: jax.ShapeDtypeStruct) -> jax.Array:
-    """``values`` of some ``nodes`` where the whole tree has them; anything for others. Blocks have any layout of their axes."""
-    if values.shape == wanted.shape:
-        return values
-    if nodes == tuple(range(len(nodes))):
-        return jnp.pad(values, [(0, want - size) for size, want in zip(values.shape, wanted.shape, strict=True)])
-    for axis, want in enumerate(wanted.shape):
-        if values.shape[axis] != want:
-            place = np.zeros(want, np.int32)
-            place[list(nodes)] = np.arange(len(nodes))
-            values = jnp.take(values, place, axis=axis)
-    return values
 
 
 @functools.partial(jax.jit, static_argnames="program", donate_argnames="state")

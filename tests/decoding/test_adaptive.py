@@ -69,7 +69,7 @@ def test_what_is_known_comes_from_the_row_then_from_all_rows_then_from_the_depth
         recent = recent.after(running=yes, asked=yes, tested=jnp.array([[1, 0], [0, 0]]), accepted=jnp.zeros((2, 2)), offered=yes)
     rates, _ = acceptance_rates(recent, ONE_DEVICE)
     assert rates[0, 0] < 0.01
-    assert rates[1, 0] < 0.06
+    assert rates[1, 0] < 0.08
     # Nothing was seen of the second depth: it is believed to be no better than the first, and no worse than that.
     np.testing.assert_allclose(rates[:, 1], rates[1, 0], rtol=1e-5)
     # A new request in row 0 starts from what was seen of all.
@@ -93,7 +93,7 @@ def test_a_useless_drafter_is_left_out():
     assert stats.num_accepted_tokens == 0
     assert stats.num_drafts == 120
     # A few rounds find it out, and a few later ones look whether it is still so.
-    assert 1 <= stats.num_draft_tokens <= 16
+    assert 1 <= stats.num_draft_tokens <= 24
 
 
 def test_a_perfect_drafter_is_used_whole():
