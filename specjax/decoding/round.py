@@ -35,7 +35,7 @@ from specjax.decoding.state import (
     TokenLogprobs,
 )
 from specjax.decoding.verify_pass import smallest_pass, usual_passes
-from specjax.drafters.base import Context, Drafter, sources_of
+from specjax.drafters.base import Context, Drafter, source_depths, sources_of
 from specjax.models.base import ModelFunctions
 from specjax.row_trees import RowTrees
 from specjax.sampling.allowed_tokens import START, advance
@@ -114,7 +114,9 @@ class Round:
             max_depths=jnp.full((batch,), self.drafter.tree.depth, jnp.int32),
             drafter=self.drafter.init(params.drafter, batch, width - 1),
             counters=Counters.zeros(batch, self.drafter.tree.depth, self.logits_dtype, len(sources_of(self.drafter))),
-            acceptance=RecentAcceptance.zeros(batch, self.drafter.tree.depth) if adaptive else None,
+            acceptance=RecentAcceptance.zeros(batch, len(source_depths(self.drafter)), self.drafter.tree.depth)
+            if adaptive
+            else None,
         )
 
     def prefill_chunk(self, params: Parameters, state: DecodingState) -> DecodingState:
@@ -182,7 +184,8 @@ class Round:
             choices = KeyedChoices(state.sampling.seeds, state.sampling.completion, state.lengths)
         if state.acceptance is not None:
             room = jnp.where(state.running, state.limits - state.lengths - 1, -1)
-            depth = depth_that_pays(params.round_seconds, self.draft_depths, state.acceptance, room, self.layout)
+            depths = self.draft_depths, source_depths(self.drafter)
+            depth = depth_that_pays(params.round_seconds, *depths, state.acceptance, room, self.layout)
             state = state.replace(max_depths=jnp.broadcast_to(depth, state.max_depths.shape))
         context = self.context(params, state)
         tree = self.drafter.tree
@@ -230,7 +233,8 @@ class Round:
         if acceptance is not None:
             tested = counters.num_tested_per_pos - state.counters.num_tested_per_pos
             accepted = counters.num_accepted_tokens_per_pos - state.counters.num_accepted_tokens_per_pos
-            acceptance = acceptance.after(state.running, num_draft > 0, tested, accepted, jnp.any(draft.valid, axis=1))
+            offered = jnp.any(draft.valid, axis=1)
+            acceptance = acceptance.after(state.running, num_draft > 0, tested, accepted, offered, draft.source)
         state = state.replace(
             tokens=tokens,
             lengths=lengths,

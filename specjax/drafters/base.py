@@ -62,9 +62,9 @@ class Drafter(Protocol):
       feature_layers: layers of the target whose states ``observe`` is to be shown; may be left out where there are none.
 
     A drafter made of several may name them in ``sources``, a tuple of strings; ``Draft.source`` then says which of them drafted
-    each row, and statistics tell them apart. One that often drafts but a part of its tree may name such parts in ``passes``, a
-    tuple of node sequences: a round whose valid nodes all lie in one of them makes its verify pass over that and the root alone.
-    A pass is compiled for each, and the first that fits is taken.
+    each row, and statistics tell them apart. How deep each of them drafts may stand in ``source_depths``. One that often drafts
+    but a part of its tree may name such parts in ``passes``, a tuple of node sequences: a round whose valid nodes all lie in one
+    of them makes its verify pass over that and the root alone. A pass is compiled for each, and the first that fits is taken.
     """
 
     # Read-only: a class attribute, a property or a frozen field will do.
@@ -172,6 +172,12 @@ def feature_layers_of(drafter: Drafter) -> tuple[int, ...]:
 def sources_of(drafter: Drafter) -> tuple[str, ...]:
     """Names of the drafters that a draft of ``drafter`` may come from; empty if it is not made of several."""
     return tuple(getattr(drafter, "sources", ()))
+
+
+def source_depths(drafter: Drafter) -> tuple[int, ...]:
+    """How deep the drafts of each of the drafter's sources are: of itself alone, if it is not made of several."""
+    depth = drafter.tree.depth
+    return tuple(getattr(drafter, "source_depths", (depth,) * max(1, len(sources_of(drafter)))))
 
 
 def bind(drafter) -> BoundDrafter:

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.drafters.base import BoundDrafter, Context, Drafter, bind, feature_layers_of, sources_of
+from specjax.drafters.base import BoundDrafter, Context, Drafter, bind, feature_layers_of, source_depths, sources_of
 from specjax.tree import NO_SOURCE, ROOT, Draft, DraftTree, Law
 
 
@@ -101,6 +101,11 @@ class Stacked:
         tree, *parts = self._overlay
         parts = {tuple(sorted(nodes)) for nodes in parts if 0 < len(nodes) < tree.num_nodes}
         return tuple(sorted(parts, key=lambda nodes: (len(nodes), nodes)))
+
+    @property
+    def source_depths(self) -> tuple[int, ...]:
+        """See :class:`specjax.drafters.Drafter`."""
+        return (*source_depths(self.first), *source_depths(self.then))
 
     @property
     def law_choices(self) -> tuple[Law, ...]:

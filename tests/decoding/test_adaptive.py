@@ -1,5 +1,7 @@
 """Drafts as deep as pays: the choice itself, and rounds that follow it."""
 
+import itertools
+
 import hypothesis
 import hypothesis.strategies as st
 import jax.numpy as jnp
@@ -8,11 +10,12 @@ import pytest
 
 import specjax
 from specjax import SamplingParams
-from specjax.decoding.adaptive import GUESS, RecentAcceptance, acceptance_rates, best_depth
+from specjax.decoding.adaptive import GUESS, RecentAcceptance, acceptance_rates, best_depth, depth_that_pays
 from specjax.decoding.layout import ONE_DEVICE
 from specjax.decoding.round_costs import kept_rounds, measure_rounds
 from specjax.decoding.state import DispatchInfo
-from specjax.drafters import draft_model, prompt_lookup
+from specjax.drafters import draft_model, prompt_lookup, stacked
+from specjax.drafters.base import source_depths
 from specjax.tree import DraftTree
 from tests import hash_model as tiny
 
@@ -35,31 +38,42 @@ def stats_of(drafter, costs=None, prompt=(1, 2, 3), rule="gumbel", **settings):
 @hypothesis.given(st.data())
 @hypothesis.settings(max_examples=60, deadline=None)
 def test_the_best_depth_is_that_of_the_formula(data):
-    rows, depth = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
+    rows, sources, depth = (data.draw(st.integers(1, most)) for most in (3, 2, 4))
     depths = tuple(sorted({0, depth, *data.draw(st.sets(st.integers(1, depth)))}))
-    shares = st.floats(0.05, 0.95)
-    rates = np.array(data.draw(st.lists(st.lists(shares, min_size=depth, max_size=depth), min_size=rows, max_size=rows)))
-    offered = np.array(data.draw(st.lists(shares, min_size=rows, max_size=rows)))
+    own = [data.draw(st.sampled_from(depths[1:])) for _ in range(sources)]
+
+    def shares(shape, most):
+        numbers = st.lists(st.floats(0.05, most), min_size=int(np.prod(shape)), max_size=int(np.prod(shape)))
+        return np.array(data.draw(numbers)).reshape(shape)
+
+    rates, offered = shares((rows, sources, depth), 0.95), shares((rows, sources), 0.95 / sources)
     room = np.array(data.draw(st.lists(st.integers(-1, 6), min_size=rows, max_size=rows)))
     room[0] = max(room[0], 0)
     seconds = np.array(data.draw(st.lists(st.floats(0.1, 3), min_size=len(depths), max_size=len(depths))))
+    running = [row for row in range(rows) if room[row] >= 0]
 
     def rate(place):
-        running = [row for row in range(rows) if room[row] >= 0]
-        tokens = sum(
-            1 + offered[row] * sum(np.prod(rates[row, :n]) for n in range(1, min(depths[place], room[row]) + 1))
-            for row in running
-        )
-        drafting = 1 - np.prod([1 - offered[row] for row in running])
-        return tokens / (seconds[0] + drafting * (seconds[place] - seconds[0]))
+        tokens, took = 0.0, 0.0
+        # Every way in which each row's draft comes from one of the sources, or from none.
+        for said in itertools.product(range(-1, sources), repeat=len(running)):
+            chances = [1 - offered[row].sum() if s < 0 else offered[row, s] for row, s in zip(running, said, strict=True)]
+            deepest = max((min(depths[place], own[s]) for s in said if s >= 0), default=0)
+            took += np.prod(chances) * seconds[depths.index(deepest)]
+        for row in running:
+            tokens += 1
+            for source in range(sources):
+                most = min(depths[place], room[row], own[source])
+                tokens += offered[row, source] * sum(np.prod(rates[row, source, :n]) for n in range(1, most + 1))
+        return tokens / took
 
-    found = best_depth(jnp.float32(seconds), depths, jnp.float32(rates), jnp.float32(offered), jnp.asarray(room), ONE_DEVICE)
+    known = (jnp.float32(rates), jnp.float32(offered), jnp.asarray(room))
+    found = best_depth(jnp.float32(seconds), depths, tuple(own), *known, ONE_DEVICE)
     speeds = [rate(place) for place in range(len(depths))]
     assert speeds[depths.index(int(found))] >= max(speeds) * (1 - 1e-4)
 
 
 def test_what_is_known_comes_from_the_row_then_from_all_rows_then_from_the_depth_above():
-    recent = RecentAcceptance.zeros(2, 2)
+    recent = RecentAcceptance.zeros(2, 1, 2)
     rates, offered = acceptance_rates(recent, ONE_DEVICE)
     np.testing.assert_allclose(rates, GUESS)
     np.testing.assert_allclose(offered, 1.0)
@@ -68,10 +82,10 @@ def test_what_is_known_comes_from_the_row_then_from_all_rows_then_from_the_depth
     for _ in range(40):
         recent = recent.after(running=yes, asked=yes, tested=jnp.array([[1, 0], [0, 0]]), accepted=jnp.zeros((2, 2)), offered=yes)
     rates, _ = acceptance_rates(recent, ONE_DEVICE)
-    assert rates[0, 0] < 0.01
-    assert rates[1, 0] < 0.08
+    assert rates[0, 0, 0] < 0.01
+    assert rates[1, 0, 0] < 0.08
     # Nothing was seen of the second depth: it is believed to be no better than the first, and no worse than that.
-    np.testing.assert_allclose(rates[:, 1], rates[1, 0], rtol=1e-5)
+    np.testing.assert_allclose(rates[:, 0, 1], rates[1, 0, 0], rtol=1e-5)
     # A new request in row 0 starts from what was seen of all.
     moved_in = recent.of_new_rows(yes)
     np.testing.assert_allclose(acceptance_rates(moved_in, ONE_DEVICE)[0][0], rates[1], rtol=1e-5)
@@ -79,6 +93,26 @@ def test_what_is_known_comes_from_the_row_then_from_all_rows_then_from_the_depth
     for _ in range(400):
         recent = recent.after(running=yes, asked=no, tested=jnp.zeros((2, 2)), accepted=jnp.zeros((2, 2)), offered=no)
     np.testing.assert_allclose(acceptance_rates(recent, ONE_DEVICE)[0], GUESS, atol=0.03)
+
+
+def test_the_sources_of_a_stack_are_judged_apart():
+    recent = RecentAcceptance.zeros(1, 2, 2)
+    yes = jnp.array([True])
+    # In turns the first drafts two tokens in vain and the second one that is accepted.
+    for turn in range(60):
+        accepted = jnp.array([[turn % 2, 0]])
+        recent = recent.after(yes, yes, jnp.ones((1, 2), int) * jnp.array([[1, 0]]), accepted, yes, jnp.array([turn % 2]))
+    rates, offered = acceptance_rates(recent, ONE_DEVICE)
+    assert rates[0, 0, 0] < 0.1
+    assert rates[0, 1, 0] > 0.9
+    np.testing.assert_allclose(offered, 0.5, atol=0.05)
+    # A round of depth 1 serves the second; what goes beyond it serves the first alone, and does not pay.
+    settings = (jnp.array([1.0, 1.1, 1.3]), (0, 1, 2), (2, 1))
+    assert depth_that_pays(*settings, recent, jnp.array([9]), ONE_DEVICE) == 1
+    lookup, head = prompt_lookup(5), draft_model(TARGET, 2)
+    assert source_depths(stacked(lookup, head).functions) == (5, 2)
+    assert source_depths(stacked(lookup, stacked(prompt_lookup(3), head)).functions) == (5, 3, 2)
+    assert source_depths(head.functions) == (2,)
 
 
 @pytest.mark.parametrize("drafter", [draft_model(WRONG, 4), draft_model(TARGET, 4), prompt_lookup(4)], ids=lambda d: d.name)
