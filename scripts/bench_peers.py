@@ -63,7 +63,7 @@ def main():
     parser.add_argument("--prompts", help="JSON lines with 'turns' or 'prompt'; by default prompts of six kinds that come along")
     parser.add_argument("--prompts-per-kind", type=int, default=2)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
-    parser.add_argument("--length", type=int, default=8, help="draft tokens of both sides' prompt lookup")
+    parser.add_argument("--length", type=int, default=7, help="draft tokens of both sides' prompt lookup")
     parser.add_argument("--draft-length", type=int, default=4, help="draft tokens of draft_model; transformers finds its own")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
@@ -111,10 +111,10 @@ def main():
 
         return call
 
-    def ours(drafter, dtype):
+    def ours(drafter, dtype, adaptive=False):
         def call(ids):
             start = time.perf_counter()
-            (completion,) = specjax.generate(models[dtype], [ids], params, drafter)
+            (completion,) = specjax.generate(models[dtype], [ids], params, drafter, adaptive=adaptive)
             # The call lays out a batch and finds its programs compiled; that is part of what a user waits for.
             return time.perf_counter() - start, completion.token_ids
 
@@ -126,7 +126,7 @@ def main():
         print(f"{dtype}: auto is {auto.name}: {reason}", file=sys.stderr)
         contestants["specjax plain", dtype] = ours(None, dtype)
         contestants["specjax lookup", dtype] = ours(specjax.drafters.prompt_lookup(arguments.length), dtype)
-        contestants["specjax auto", dtype] = ours(auto, dtype)
+        contestants["specjax auto", dtype] = ours(auto, dtype, adaptive=True)
         contestants["transformers plain", dtype] = theirs("plain", dtype)
         contestants["transformers lookup", dtype] = theirs("lookup", dtype)
         if arguments.draft:
