@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from specjax.cli import options
-from specjax.cli.drafters import check_drafter, make_drafter, parse_drafter
+from specjax.cli.drafters import check_drafter, check_split_draft, make_drafter, parse_drafter
 from specjax.cli.generate import has_chat_template
 
 
@@ -38,6 +38,7 @@ def batch(
     slots: options.Slots = "auto",
     capacity: options.Capacity = None,
     mesh: options.Mesh = None,
+    split_draft: options.SplitDraft = False,
     coordinator_address: options.CoordinatorAddress = None,
     num_processes: options.NumProcesses = None,
     process_id: options.ProcessId = None,
@@ -89,6 +90,8 @@ def batch(
     try:
         defaults = options.sampling_params(context)
         check_drafter(parts, rule, False, allow_lossy)
+        if split_draft:
+            check_split_draft(parts, drafter, mesh)
         sizes = None if mesh is None else parse_mesh(mesh)
     except ValueError as error:
         raise options.CallError(str(error)) from error
@@ -127,8 +130,9 @@ def batch(
             "sampling": json.loads(json.dumps(dataclasses.asdict(defaults))),
         }
         versions = {"version of specjax": specjax.__version__, "version of jax": jax.__version__}
-        processes.check_same(settings | versions | {"slots": slots, "mesh": str(sizes), "allow_lossy": allow_lossy})
-        made = make_drafter(parts, num_speculative_tokens, dtype, target, rule)
+        devices_hold = {"slots": slots, "mesh": str(sizes), "split_draft": split_draft}
+        processes.check_same(settings | versions | devices_hold | {"allow_lossy": allow_lossy})
+        made = make_drafter(parts, num_speculative_tokens, dtype, target, rule, devices if split_draft else None)
         print_header(target, console)
         # The engine first: settings that make none must not leave an output behind that belongs to them.
         with (

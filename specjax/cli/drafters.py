@@ -15,8 +15,8 @@ class Kind:
     """One name that ``--drafter`` takes.
 
     Attributes:
-      make: from the text behind "=" (None without), K (None if it was not given), the dtype asked for and the target to the
-        drafter.
+      make: from the text behind "=" (None without), K (None if it was not given), the dtype asked for, the target and the mesh
+        over which draft models are split (None: they are not) to the drafter.
       shape: from the text behind "=" to a tree such as it proposes, and the laws that it can draw by, known before a model is
         loaded. Imports JAX.
       argument: what stands behind "=", "" for nothing.
@@ -31,10 +31,10 @@ class Kind:
     may_lack: bool = False
 
 
-def _lookup(argument, length, dtype, target):
+def _lookup(argument, length, dtype, target, mesh):
     from specjax.drafters import prompt_lookup
 
-    del argument, dtype, target
+    del argument, dtype, target, mesh
     return prompt_lookup(**_given(length))
 
 
@@ -46,21 +46,22 @@ def _lookup_shape(argument):
     return DraftTree.chain(1), PromptLookup.law_choices
 
 
-def _draft(argument, length, dtype, target):
+def _draft(argument, length, dtype, target, mesh):
     from specjax import in_vocabulary_of, load_model
     from specjax.checkpoints.common_tokens import same_tokens
     from specjax.checkpoints.heads import load_head
     from specjax.cli.report import STANDARD_ERROR
     from specjax.drafters import draft_model
 
+    split = mesh is not None
     if _is_trained(argument):
-        return draft_model(load_head(argument), **_given(length))
-    model = load_model(argument, dtype=dtype)
+        return draft_model(load_head(argument), split=split, **_given(length))
+    model = load_model(argument, dtype=dtype, mesh=mesh)
     if not same_tokens(target, model):
         name = model.name
         model, common = in_vocabulary_of(target, model)
         STANDARD_ERROR.print(f"draft {name}: {common}", markup=False)
-    return draft_model(model, **_given(length))
+    return draft_model(model, split=split, **_given(length))
 
 
 def _draft_shape(argument):
@@ -96,12 +97,12 @@ def _trained_shape(kind, argument):
 
 
 def _head(kind):
-    def make(argument, length, dtype, target):
+    def make(argument, length, dtype, target, mesh):
         from specjax import drafters
         from specjax.checkpoints.heads import find_head, load_head
         from specjax.checkpoints.medusa_files import load_medusa
 
-        del dtype
+        del dtype, mesh
         if argument is None:
             head = find_head(kind, target.name)
         elif _is_public(kind, argument):
@@ -241,6 +242,28 @@ def check_drafter(parts: tuple[Part, ...], rule: str, greedy: bool, allow_lossy:
     choose_rule(rule, tree, laws, greedy, allow_lossy)
 
 
+def check_split_draft(parts: tuple[Part, ...], text: str, mesh: str | None) -> None:
+    """Raises CallError if ``--split-draft`` asks for nothing that can be done, before a model is loaded.
+
+    Args:
+      parts: the drafters.
+      text: how they were asked for.
+      mesh: as it was given.
+    """
+    models = [part.argument for part in parts if part.name == "draft"]
+    if not models:
+        raise CallError(f"--split-draft is given, and --drafter {text} has no draft model to split; it must have draft=MODEL")
+    if mesh is None:
+        raise CallError(
+            "--split-draft is given without --mesh, whose devices the draft model is split over; --mesh model=2 is one"
+        )
+    for argument in filter(_is_trained, models):
+        raise CallError(
+            f"--split-draft is given, and {argument} was distilled from the target, whose embedding and output matrix it shares: "
+            "every device of a mesh has the whole of such a draft; leave --split-draft out"
+        )
+
+
 def _auto(length, target, rule):
     from specjax.checkpoints.heads import heads_of
     from specjax.cli.report import STANDARD_ERROR
@@ -248,21 +271,26 @@ def _auto(length, target, rule):
 
     heads = heads_of(target.name)
     if length is not None or not heads:
-        return _lookup(None, length, None, target)
+        return _lookup(None, length, None, target, None)
     # Which trees a rule takes is known; that of auto takes all.
     drafter, reason = choose_drafter(target, heads, measure_costs(target), chains_only=rule != "auto")
     STANDARD_ERROR.print(f"drafter {drafter.name}: {reason}", markup=False)
     return drafter
 
 
-def make_drafter(parts: tuple[Part, ...], num_speculative_tokens: int | None, dtype: str | None, target, rule: str = "auto"):
-    """The drafter for the model ``target``, its own models loaded; None for none. K holds for every part."""
+def make_drafter(
+    parts: tuple[Part, ...], num_speculative_tokens: int | None, dtype: str | None, target, rule: str = "auto", split_over=None
+):
+    """The drafter for the model ``target``, its own models loaded; None for none. K holds for every part.
+
+    Draft models are split over the mesh ``split_over``; None: they are not.
+    """
     from specjax.drafters import stacked
 
     if parts == (Part(AUTO),):
         return _auto(num_speculative_tokens, target, rule)
 
-    made = [DRAFTERS[part.name].make(part.argument, num_speculative_tokens, dtype, target) for part in parts]
+    made = [DRAFTERS[part.name].make(part.argument, num_speculative_tokens, dtype, target, split_over) for part in parts]
     drafter = made.pop() if made else None
     while made:
         drafter = stacked(made.pop(), drafter)

@@ -143,6 +143,12 @@ Mesh = Annotated[
         metavar="data=N,model=M", help="Devices: rows over N of them, the model over M; by default one.", show_default=False
     ),
 ]
+SplitDraft = Annotated[
+    bool,
+    typer.Option(
+        "--split-draft", help="Split a draft model over the M devices of --mesh as the model is; else each has all of it."
+    ),
+]
 CoordinatorAddress = Annotated[
     str | None,
     typer.Option(
@@ -265,6 +271,8 @@ RENAMED = {
     "tensor-parallel-size": "--mesh model=N",
     "data-parallel-size": "--mesh data=N",
     "tp": "--mesh model=N",
+    "draft-tensor-parallel-size": "--mesh model=N --split-draft",
+    "speculative-draft-tensor-parallel-size": "--mesh model=N --split-draft",
     "dp": "--mesh data=N",
     "input-file": "specjax batch IN.jsonl OUT.jsonl",
     "output-file": "specjax batch IN.jsonl OUT.jsonl",

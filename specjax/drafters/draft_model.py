@@ -21,7 +21,9 @@ from specjax.drafters.heads import HeadDrafter
 from specjax.drafters.model_drafter import ModelDrafter
 from specjax.drafters.stopping import DraftStep, StopHook
 from specjax.drafters.tree_growing import check_growth
+from specjax.models.decoder import Decoder
 from specjax.models.loaded import Model
+from specjax.models.other_vocabulary import OtherVocabulary
 from specjax.models.trained_head import TrainedHead
 from specjax.row_trees import TreeBounds
 from specjax.tree import ROOT, Draft, DraftTree, Law
@@ -140,6 +142,7 @@ def draft_model(
     tree: DraftTree | TreeBounds | None = None,
     branching: int | None = None,
     stop: StopHook | None = None,
+    split: bool = False,
 ) -> BoundDrafter:
     """A drafter that runs a small model with the target's tokenizer.
 
@@ -158,11 +161,25 @@ def draft_model(
       branching: with bounds, how many tokens behind a node become candidates, and how many nodes of a depth go on; at most 8 and
         no more than there are nodes unless given.
       stop: ends drafts early, see ``specjax.drafters.stopping``; for chains, and alone it asks for a chain of 4.
+      split: on a mesh, the devices that share the target share the draft model too, by the same rules; else each of them has the
+        whole of it (see ``docs/meshes.md``). For models that are a :class:`specjax.models.decoder.Decoder`; without a mesh, and
+        with ``model=1``, it changes nothing.
 
     Raises:
       ValueError: names the argument, its value and what would be right.
+
+    Example:
+      >>> from specjax.models.config import DecoderConfig
+      >>> config = DecoderConfig(vocab_size=11, num_layers=1, width=8, num_query_heads=2, num_kv_heads=1, head_dim=4,
+      ...                        mlp_width=16, max_positions=32)
+      >>> model = Model(functions=Decoder(config), params=Decoder(config).init(jax.random.key(0)), vocab_size=11,
+      ...               max_positions=32)
+      >>> drafter = draft_model(model, 3, split=True)
+      >>> drafter.functions.tree.parents, drafter.functions.split
+      ((-1, 0, 1, 2), True)
     """
     settings, binding = _settings_and_binding(model)
+    settings = (*settings, _checked_split(model, split))
     if stop is not None and (isinstance(stop, type) or not callable(stop)):
         raise ValueError(f"draft_model: stop is {stop!r}; it must be a hook such as specjax.drafters.StopAtEntropy()")
     if branching is not None and not isinstance(tree, TreeBounds):
@@ -183,6 +200,28 @@ def draft_model(
     if not isinstance(tree, DraftTree) or tree.num_nodes == 0:
         raise ValueError(f"draft_model: tree is {tree!r}; it must be a DraftTree of at least one draft node")
     return binding(DraftTreeModel(*settings, tree))
+
+
+def _checked_split(model, split) -> bool:
+    """``split`` if it is something that ``model`` can be asked for."""
+    if not isinstance(split, bool):
+        raise ValueError(f"draft_model: split is {split!r}; it must be True or False")
+    if not split:
+        return False
+    if isinstance(model, TrainedHead):
+        raise ValueError(
+            f"draft_model: split is True, and the model was distilled from {model.target.name!r}, whose embedding and output "
+            "matrix it shares; every device of a mesh has the whole of such a draft, so split must be False"
+        )
+    functions = model.functions
+    if isinstance(functions, OtherVocabulary):
+        functions = functions.functions
+    if not isinstance(functions, Decoder):
+        raise ValueError(
+            f"draft_model: split is True, and the model is a {type(functions).__name__}, not a Decoder: nothing says what of it "
+            "can be split, so split must be False"
+        )
+    return True
 
 
 def _settings_and_binding(model):

@@ -40,11 +40,13 @@ class ModelDrafter:
       model: its functions.
       vocab_size: ids that it knows are below this.
       max_positions: positions that it was made for.
+      split: whether the devices of a mesh that share the target share the model too; else each has the whole of it.
     """
 
     model: ModelFunctions
     vocab_size: int
     max_positions: int
+    split: bool = False
 
     @property
     def steady_width(self) -> int:

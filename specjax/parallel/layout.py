@@ -1,7 +1,8 @@
 """A round over a mesh: what each device has, and where devices meet.
 
 Rows are split over ``data``; the devices of one row of the mesh (its ``model`` axis) have the same rows, and share the target's
-weights, its cache and the judging of the rows. See ``docs/meshes.md`` for a picture.
+weights, its cache and the judging of the rows; of the drafter each has everything, but for draft models that are to be split
+(:mod:`specjax.parallel.split_drafts`). See ``docs/meshes.md`` for a picture.
 """
 
 import dataclasses
@@ -12,19 +13,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from specjax.cache import KVCache
 from specjax.decoding.layout import ONE_DEVICE, Place, Share
 from specjax.decoding.round import Round
 from specjax.decoding.state import DecodingState, DispatchInfo, Parameters
-from specjax.models.base import ModelFunctions
-from specjax.models.decoder import Decoder, Split
-from specjax.parallel.mesh import DATA, MODEL, sizes_of
+from specjax.parallel.mesh import DATA, EVERYWHERE, MODEL, ROWS, sizes_of
 from specjax.parallel.processes import put
-from specjax.parallel.rules import param_specs
+from specjax.parallel.rules import cache_specs, param_specs
 from specjax.parallel.sharded_decoder import shard_functions
-
-ROWS = PartitionSpec(DATA)
-EVERYWHERE = PartitionSpec()
+from specjax.parallel.split_drafts import alone, alone_drafter, drafter_param_specs, drafter_state_specs, split_drafter, split_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,16 +42,14 @@ class MeshLayout:
 
     def specs(self, program: Round, place: Place):
         """A pytree of ``PartitionSpec``, a prefix of that of the values."""
-        split = _split(program.target)
+        split = split_in(program.target)
         if place is Place.PARAMS:
-            # Drafters are on every device: each makes the whole draft of its rows.
             target = param_specs(program.target) if split.axis else EVERYWHERE
-            return Parameters(target, drafter=EVERYWHERE, next_state=EVERYWHERE, round_seconds=EVERYWHERE)
+            drafter = drafter_param_specs(program.drafter)
+            return Parameters(target, drafter, next_state=EVERYWHERE, round_seconds=EVERYWHERE)
         if place is Place.STATE:
             fields = {field.name: ROWS for field in dataclasses.fields(DecodingState)}
-            if split.heads:
-                heads = PartitionSpec(DATA, MODEL)
-                fields["cache"] = KVCache(keys=heads, values=heads, lengths=ROWS)
+            fields |= {"cache": cache_specs(split), "drafter": drafter_state_specs(program.drafter)}
             return DecodingState(**fields)
         if place is Place.INFO:
             return DispatchInfo(tokens=ROWS, finish=ROWS, rounds=EVERYWHERE, drafted=EVERYWHERE, logprobs=ROWS)
@@ -95,12 +89,10 @@ class MeshLayout:
             return shapes[key]
 
         local = jax.tree.map(shape, params, self.shardings(program, Place.PARAMS, params))
-        target = program.target
-        if _split(target).axis:
-            target = dataclasses.replace(target, split=Split())
-        alone = dataclasses.replace(program, target=target, layout=ONE_DEVICE)
+        target, drafter = alone(program.target), alone_drafter(program.drafter)
+        program = dataclasses.replace(program, target=target, drafter=drafter, layout=ONE_DEVICE)
         data, model = sizes_of(self.mesh)
-        return Share(alone, local, data, model, tuple(self.mesh.devices.flat), sum(held.values()))
+        return Share(program, local, data, model, tuple(self.mesh.devices.flat), sum(held.values()))
 
     # ---------------------------------------------------------------- inside, on one device
 
@@ -115,7 +107,7 @@ class MeshLayout:
         Each device has made the logits of its share of the vocabulary, of all rows, and goes on with whole vocabularies of its
         share of the rows. Where the devices do not divide the rows, each gets everything.
         """
-        if not _split(target).vocab:
+        if not split_in(target).vocab:
             return target.unembed(params, self.judged(hidden))
         logits = target.unembed(params, hidden)
         if hidden.shape[0] % self.model:
@@ -156,10 +148,6 @@ class MeshLayout:
         return lax.psum(number, DATA)
 
 
-def _split(target: ModelFunctions) -> Split:
-    return target.split if isinstance(target, Decoder) else Split()
-
-
 def spread_round(program: Round, mesh: Mesh) -> Round:
     """The round over a mesh.
 
@@ -168,11 +156,12 @@ def spread_round(program: Round, mesh: Mesh) -> Round:
       mesh: see :func:`specjax.parallel.make_mesh`.
 
     Raises:
-      ValueError: the target cannot be split.
+      ValueError: the target, or a draft model that is to be split, cannot be.
 
     Example:
       >>> from specjax.decoding.compose import compose
       >>> from specjax.models.config import DecoderConfig
+      >>> from specjax.models.decoder import Decoder
       >>> from specjax.models.loaded import Model
       >>> from specjax.parallel import make_mesh
       >>> config = DecoderConfig(vocab_size=11, num_layers=1, width=8, num_query_heads=2, num_kv_heads=1, head_dim=4,
@@ -184,7 +173,9 @@ def spread_round(program: Round, mesh: Mesh) -> Round:
       >>> place_params(program, params).target["embedding"].sharding.mesh.axis_names
       ('data', 'model')
     """
-    return dataclasses.replace(program, target=shard_functions(program.target, sizes_of(mesh).model), layout=MeshLayout(mesh))
+    devices = sizes_of(mesh).model
+    target, drafter = shard_functions(program.target, devices), split_drafter(program.drafter, devices)
+    return dataclasses.replace(program, target=target, drafter=drafter, layout=MeshLayout(mesh))
 
 
 def place_params(program: Round, params: Parameters) -> Parameters:

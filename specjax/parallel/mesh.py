@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 DATA = "data"
 """Axis of the rows."""
@@ -12,6 +12,10 @@ MODEL = "model"
 """Axis of what is split within a model."""
 AXES = (DATA, MODEL)
 """Both, in the order of the mesh: devices that share a model are next to one another."""
+ROWS = PartitionSpec(DATA)
+"""Of arrays whose first axis is the rows of the batch."""
+EVERYWHERE = PartitionSpec()
+"""Of arrays that every device has the whole of."""
 
 
 class MeshSizes(NamedTuple):

@@ -15,9 +15,10 @@ import dataclasses
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from specjax.cache import KVCache
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder, Split
-from specjax.parallel.mesh import MODEL
+from specjax.parallel.mesh import DATA, MODEL, ROWS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +79,12 @@ def param_specs(decoder: Decoder) -> dict:
         return PartitionSpec(*[axes.get(name) for name in logical])
 
     return jax.tree.map(on_mesh, decoder.logical_axes(), is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
+
+
+def cache_specs(split: Split) -> KVCache | PartitionSpec:
+    """Where a model's cache is, rows over ``data``: a ``PartitionSpec`` for each array of it, or one for all."""
+    heads = PartitionSpec(DATA, MODEL)
+    return KVCache(keys=heads, values=heads, lengths=ROWS) if split.heads else ROWS
 
 
 def param_shardings(config: DecoderConfig, mesh: Mesh) -> dict:

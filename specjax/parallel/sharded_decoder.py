@@ -13,12 +13,13 @@ from specjax.models.decoder import Decoder
 from specjax.parallel.rules import local_config, split_of
 
 
-def shard_functions(functions: ModelFunctions, devices: int) -> ModelFunctions:
+def shard_functions(functions: ModelFunctions, devices: int, role: str = "target") -> ModelFunctions:
     """Functions of one device's share of the parameters, to be run inside ``jax.shard_map``.
 
     Args:
       functions: of the whole model.
       devices: size of the ``model`` axis.
+      role: what an error calls the model.
 
     Raises:
       ValueError: it is more than one, and the model is not a ``Decoder``, of which we know what can be split.
@@ -35,7 +36,7 @@ def shard_functions(functions: ModelFunctions, devices: int) -> ModelFunctions:
         return functions
     if not isinstance(functions, Decoder):
         raise ValueError(
-            f"mesh has model={devices}, and the target is a {type(functions).__name__}, not a Decoder: nothing says what of it "
+            f"mesh has model={devices}, and the {role} is a {type(functions).__name__}, not a Decoder: nothing says what of it "
             "can be split. With model=1 it runs on a mesh, its rows over data"
         )
     return dataclasses.replace(

@@ -100,9 +100,10 @@ class Engine:
       allow_lossy: whether a rule that changes the distribution may be used.
       memory_limit: bytes that weights, caches and scratch may take, on a mesh on each device; None: what the device has.
       mesh: devices to run on, from :func:`specjax.parallel.make_mesh` or as text, ``"data=4,model=2"``: rows over ``data``, the
-        target's heads, MLPs and vocabulary over ``model``. ``slots`` are those of all; "auto" takes so many for each part of
-        ``data``. None: the default device alone. Over the devices of several processes (``jax.distributed.initialize``) each of
-        them makes the same engine and calls the same methods with the same arguments in the same order; all get all events.
+        target's heads, MLPs and vocabulary over ``model``, and those of a draft model that says ``split=True``. ``slots`` are
+        those of all; "auto" takes so many for each part of ``data``. None: the default device alone. Over the devices of several
+        processes (``jax.distributed.initialize``) each of them makes the same engine and calls the same methods with the same
+        arguments in the same order; all get all events.
 
     Raises:
       ValueError: names the argument, its value and what would be right.

@@ -151,13 +151,19 @@ def test_bad_lines_get_an_error_with_their_number_and_stop_nothing(specjax_comma
 def test_a_mesh_gives_the_same_answers(specjax_command, chat_model, tmp_path):
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"{n} is", "max_tokens": 4 + n} for n in range(6)])
     answers = []
-    for name, more in (("one", ["--slots", "2"]), ("mesh", ["--mesh", "data=2,model=2", "--slots", "4"])):
+    lookup, draft = ["--drafter", "lookup"], ["--drafter", f"draft={chat_model}", "--num-speculative-tokens", "2"]
+    mesh = ["--mesh", "data=2,model=2", "--slots", "4"]
+    for name, more in (
+        ("one", ["--slots", "2", *lookup]),
+        ("mesh", [*mesh, *lookup]),
+        ("split", [*mesh, *draft, "--split-draft"]),
+    ):
         output = tmp_path / name
-        call = ["batch", source, str(output), "--model", chat_model, "--drafter", "lookup", "--keep-order", "--ignore-eos"]
+        call = ["batch", source, str(output), "--model", chat_model, "--keep-order", "--ignore-eos"]
         outcome = specjax_command(*call, "--capacity", "96", *more)
         assert outcome.code == 0, outcome.err
         answers.append([record["token_ids"] for record in read_records(output)])
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[1] == answers[2]
 
 
 def command(chat_model, tmp_path, *more):
@@ -237,6 +243,7 @@ def test_an_interrupt_finishes_what_has_begun_and_says_how_to_go_on(chat_model, 
         (["in.jsonl", "out.jsonl", "--slots", "0"], "--slots is 0; it must be auto or a whole number"),
         (["in.jsonl", "out.jsonl", "--mesh", "data=99"], "a mesh of data=99,model=1 takes 99 devices; there are 8"),
         (["in.jsonl", "out.jsonl", "--mesh", "rows=2"], "there is no axis 'rows'"),
+        (["in.jsonl", "out.jsonl", "--mesh", "model=2", "--split-draft"], "--drafter none has no draft model to split"),
         (["in.jsonl", "out.jsonl", "--batch-size", "8"], "no option --batch-size: here it is --slots N"),
         (["in.jsonl", "out.jsonl", "--capacity", "9999"], "capacity is 9999; model"),
     ],

@@ -2,8 +2,10 @@
 
 import dataclasses
 
+import jax
 import pytest
 import tokenizers
+from jax.sharding import PartitionSpec
 
 import specjax
 from specjax.certificates.tiny import table_model
@@ -13,6 +15,7 @@ from specjax.cli import drafters
 from specjax.cli.drafters import DRAFTERS, Part, make_drafter, parse_drafter
 from specjax.cli.options import CallError
 from specjax.drafters import PromptLookup, Stacked
+from specjax.parallel import make_mesh
 from specjax.tree import DraftTree
 from tests import heads
 
@@ -80,6 +83,31 @@ def test_what_is_made(chat_model):
     assert stack.sources == ("prompt_lookup", "draft_model(tiny-chat)")
 
 
+def test_a_draft_model_that_is_split_is_read_into_shares(chat_model):
+    parts = parse_drafter(f"lookup+draft={chat_model}", 2)
+    whole = make_drafter(parts, 2, "float32", heads.target())
+    split = make_drafter(parts, 2, "float32", heads.target(), split_over=make_mesh(1, 2))
+    assert (whole.functions.then.split, split.functions.then.split) == (False, True)
+    assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(whole.params)} == {1}
+    assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(split.params)} == {2}
+    assert split.params[1]["layers"][0]["mlp"]["down"].sharding.spec == PartitionSpec(None, "model")
+
+
+def test_what_cannot_be_split_is_refused(tmp_path):
+    save_head(heads.draft_layers(), tmp_path / "distilled")
+    distilled = f"lookup+draft={tmp_path / 'distilled'}"
+    for text, mesh, message in (
+        ("auto", "model=2", "--drafter auto has no draft model to split; it must have draft=MODEL"),
+        ("lookup+eagle", "model=2", r"--drafter lookup\+eagle has no draft model to split"),
+        ("none", "model=2", "--drafter none has no draft model to split"),
+        ("draft=a.gguf", None, "--split-draft is given without --mesh, whose devices the draft model is split over"),
+        (distilled, "model=2", "distilled was distilled from the target, .* leave --split-draft out"),
+    ):
+        with pytest.raises(CallError, match=message):
+            drafters.check_split_draft(parse_drafter(text, None), text, mesh)
+    drafters.check_split_draft(parse_drafter("lookup+draft=a.gguf", None), "lookup+draft=a.gguf", "data=8")
+
+
 def test_heads_are_found_by_folder(tmp_path):
     """And a head of another kind, or for another target, is told before or with the target's name."""
     save_head(dataclasses.replace(heads.eagle_head(), tree=DraftTree((-1, 0, 0))), tmp_path / "head")
@@ -112,7 +140,7 @@ def test_a_draft_with_another_vocabulary(monkeypatch, capsys):
         return dataclasses.replace(table_model(len(words), seed=0), tokenizer=tokenizer, name=words)
 
     loaded = {"same.gguf": model("abcd"), "other.gguf": model("dxa"), "foreign.gguf": model("wxyz")}
-    monkeypatch.setattr(specjax, "load_model", lambda source, dtype: loaded[source], raising=False)
+    monkeypatch.setattr(specjax, "load_model", lambda source, dtype, mesh: loaded[source], raising=False)
 
     def draft_of(source, target):
         return make_drafter((Part("draft", source),), 2, None, target)
