@@ -5,7 +5,8 @@ python scripts/tpu_compile.py [--target llama-3.1-8b] [--topology v5e:2x4] [--pr
 
 To be run in an environment of its own: ``pip install 'jax[tpu]'`` beside the project. No weights are needed, no memory for them
 either: programs are compiled from shapes. Programs are ``prefill``, ``pass N`` (a pass of the target over N tokens of every row),
-``draft pass``, and rounds of the engine: ``plain``, ``chain``, ``tree``, ``medusa``, ``eagle``.
+``draft pass``, and rounds of the engine: ``plain``, ``chain``, ``tree``, ``medusa``, ``eagle``. ``draft pass split``, ``chain
+split`` and ``tree split`` are those of a draft model that is split as the target is.
 """
 
 import argparse
@@ -76,8 +77,11 @@ def ratios_of(results: dict, length: int) -> dict:
         ratios[f"{whole} / pass 1"] = size[whole] / size["pass 1"]
     if {"pass 1", "plain"} <= size.keys():
         ratios["plain round / pass 1"] = size["plain"] / size["pass 1"]
-    if {"chain", "draft pass", whole} <= size.keys():
-        ratios[f"chain round / ({length} draft passes + {whole})"] = size["chain"] / (length * size["draft pass"] + size[whole])
+    for split in ("", " split"):
+        chain, draft = f"chain{split}", f"draft pass{split}"
+        if {chain, draft, whole} <= size.keys():
+            ratio = size[chain] / (length * size[draft] + size[whole])
+            ratios[f"chain round{split} / ({length} draft passes{split} + {whole})"] = ratio
     return {name: round(ratio, 4) for name, ratio in ratios.items()}
 
 

@@ -71,15 +71,18 @@ def model_of(config: DecoderConfig, name: str) -> Model:
 
 
 def drafter_of(kind: str, target: DecoderConfig, draft: DecoderConfig, length: int) -> BoundDrafter | None:
-    """What drafts: nothing, a chain of a model, a tree of it, of Medusa heads or of an autoregressive head."""
+    """What drafts: nothing, a chain of a model, a tree of it, of Medusa heads or of an autoregressive head.
+
+    A model is split over the devices that share the target where the kind ends with "split".
+    """
     tree = greedy_product_tree(ACCURACIES, 16)
     shape = jax.ShapeDtypeStruct
     if kind == "plain":
         return None
-    if kind == "chain":
-        return draft_model(model_of(draft, "draft"), length)
-    if kind == "tree":
-        return draft_model(model_of(draft, "draft"), tree=tree)
+    if kind in ("chain", "chain split"):
+        return draft_model(model_of(draft, "draft"), length, split=kind.endswith("split"))
+    if kind in ("tree", "tree split"):
+        return draft_model(model_of(draft, "draft"), tree=tree, split=kind.endswith("split"))
     output = {"output": shape((target.vocab_size, target.width), DTYPE), "ids": None}
     if kind == "medusa":
         heads = MedusaHeads(MedusaConfig(target.width, target.vocab_size, num_heads=4))
@@ -136,11 +139,14 @@ class Case:
         return program, _placed(program, Place.PARAMS, params)
 
     def lowered(self, name: str) -> jax.stages.Lowered:
-        """The program of this name: ``prefill``, ``pass N`` (of the target), ``draft pass``, or the kind of a round."""
+        """The program of this name: ``prefill``, ``pass N`` (of the target), ``draft pass``, or the kind of a round.
+
+        ``draft pass split`` is that of a draft model that is split.
+        """
         if name.startswith("pass "):
-            return self._pass(int(name.removeprefix("pass ")), drafter=False)
-        if name == "draft pass":
-            return self._pass(1, drafter=True)
+            return self._pass(int(name.removeprefix("pass ")), "plain")
+        if name in ("draft pass", "draft pass split"):
+            return self._pass(1, name.replace("draft pass", "chain"))
         program, params = self.round("plain" if name == "prefill" else name)
         state = jax.eval_shape(lambda params: empty_state(program, params, *self._sizes()), params)
         state = _placed(program, Place.STATE, state)
@@ -155,9 +161,13 @@ class Case:
     def _sizes(self):
         return self.slots, Room(self.capacity, STOP_IDS, BIASES, None).entries, STOP_IDS, BIASES
 
-    def _pass(self, num_tokens: int, drafter: bool):
-        """A pass of the target or of the draft model, and the commit of all its tokens: what rounds are compared with."""
-        program, params = self.round("chain" if drafter else "plain")
+    def _pass(self, num_tokens: int, kind: str):
+        """A pass of the target, or of the draft model where ``kind`` has one, and the commit of all its tokens.
+
+        It is what rounds are compared with.
+        """
+        program, params = self.round(kind)
+        drafter = kind != "plain"
         state = jax.eval_shape(lambda params: empty_state(program, params, *self._sizes()), params)
 
         def run(params, state, tokens):
