@@ -113,7 +113,8 @@ def test_text_that_is_no_module_is_refused(hlo):
 def test_tpu_programs_copy_no_cache_and_gather_no_weights(tmp_path):
     # The draft model's heads have 64 numbers, which a TPU stores in another order than larger ones.
     command = [sys.executable, "scripts/tpu_compile.py", "--target", "tiny", "--topology", "v5e:2x2", "--capacity", "512"]
-    command += ["--programs", "pass 1", "draft pass", "--large", "100000", "--output", str(tmp_path / "found.json")]
+    command += ["--programs", "pass 1", "draft pass", "draft pass split", "--large", "100000"]
+    command += ["--output", str(tmp_path / "found.json")]
     ran = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]
     found = json.loads((tmp_path / "found.json").read_text())
@@ -130,6 +131,13 @@ def test_tpu_programs_copy_no_cache_and_gather_no_weights(tmp_path):
     assert collectives["all-reduce"]["largest_bytes"] == 8 * 512 * 2
     assert collectives.get("all-gather", {"largest_bytes": 0})["largest_bytes"] <= 4096
     assert found["programs"]["draft pass"]["collectives"] == {}
+    # Split, its one layer and its embedding are three sums, and the logits of 8 rows come to every chip.
+    split = found["programs"]["draft pass split"]
+    assert split["memory"] < found["programs"]["draft pass"]["memory"] / 2
+    assert (split["collectives"]["all-reduce"]["count"], split["collectives"]["all-gather"]["count"]) == (3, 1)
+    assert split["collectives"]["all-reduce"]["largest_bytes"] == 8 * 256 * 2
+    assert split["collectives"]["all-gather"]["largest_bytes"] == 8 * 8192 * 4
+    assert split["collectives"].keys() == {"all-reduce", "all-gather"}
 
 
 def _environment():

@@ -161,6 +161,7 @@ def spread_round(program: Round, mesh: Mesh) -> Round:
     Example:
       >>> from specjax.decoding.compose import compose
       >>> from specjax.models.config import DecoderConfig
+      >>> from specjax.models.decoder import Decoder
       >>> from specjax.models.loaded import Model
       >>> from specjax.parallel import make_mesh
       >>> config = DecoderConfig(vocab_size=11, num_layers=1, width=8, num_query_heads=2, num_kv_heads=1, head_dim=4,

@@ -95,7 +95,7 @@ def _with_split_models(drafter: Drafter, change: Callable[[ModelFunctions], Mode
     return dataclasses.replace(drafter, model=change(model))
 
 
-def split_in(functions: ModelFunctions) -> Split:
+def split_in(functions: ModelFunctions | None) -> Split:
     """What of a model these functions have a share of."""
     return functions.split if isinstance(functions, Decoder) else Split()
 
