@@ -20,7 +20,7 @@ import specjax
 from specjax.benchmark.answers import answer_alone, answer_together
 from specjax.benchmark.cases import PLAIN, Case
 from specjax.benchmark.prompts import KINDS, built_in_prompts, conversations
-from specjax.benchmark.report import rates
+from specjax.benchmark.report import rates, speedup
 from specjax.cli.drafters import make_drafter, parse_drafter
 from specjax.drafters import BoundDrafter, prompt_lookup
 from specjax.drafters.prompt_lookup import PromptLookup
@@ -62,18 +62,21 @@ def main():
             return BoundDrafter(WrongDrafter(length, 3, 2), lookup.params, None)
         return make_drafter(parts, length, arguments.dtype, model)
 
+    def ratios(own, base):
+        """Of the medians, and the least and the most within one repeat."""
+        return [round(value, 3) for value in speedup(own, base)]
+
     results = []
     for slots in arguments.slots:
-        rule = "auto"
         for kind in arguments.kinds:
             asked = [prompt for prompt in built_in_prompts() if prompt.kind == ("chat" if kind == HOSTILE else kind)]
             prompts = [ids for _, ids in conversations(model, asked, None)]
             prompts = [prompts[place % len(prompts)] for place in range(max(arguments.num_prompts, slots))]
-            cases = [Case(PLAIN, None, rule, slots, 0.0, arguments.dtype)]
+            cases = [Case(PLAIN, None, "auto", slots, 0.0, arguments.dtype)]
             for length in arguments.lengths:
-                cases.append(Case(f"{length}", drafter_of(kind, length), rule, slots, 0.0, arguments.dtype))
+                cases.append(Case(f"{length}", drafter_of(kind, length), "auto", slots, 0.0, arguments.dtype))
             longest = max(arguments.lengths)
-            cases.append(Case("adaptive", drafter_of(kind, longest), rule, slots, 0.0, arguments.dtype, adaptive=True))
+            cases.append(Case("adaptive", drafter_of(kind, longest), "auto", slots, 0.0, arguments.dtype, adaptive=True))
             answer = answer_alone if slots == 1 else answer_together
             found = answer({arguments.dtype: model}, cases, prompts, arguments.max_tokens, arguments.repeats, 0)
             by_case = {case.drafter: rates(answers) for case, answers in found.items()}
@@ -87,8 +90,8 @@ def main():
                     "kind": kind,
                     "tokens_per_second": {name: round(statistics.median(values), 2) for name, values in by_case.items()},
                     "spread": {name: [round(min(values), 2), round(max(values), 2)] for name, values in by_case.items()},
-                    "over_plain": _ratios(adaptive, by_case[PLAIN]),
-                    "over_best_fixed": _ratios(adaptive, best),
+                    "over_plain": ratios(adaptive, by_case[PLAIN]),
+                    "over_best_fixed": ratios(adaptive, best),
                     "best_fixed": next(name for name, values in by_case.items() if values is best),
                     "answers_equal": [sum(a == b for a, b in zip(f.tokens, plain, strict=True)) for f in found.values()],
                     "tokens_per_round": {
@@ -100,16 +103,11 @@ def main():
             print(results[-1], file=sys.stderr, flush=True)
     command = (
         f"python scripts/measure_adaptive.py --drafter {arguments.drafter} --lengths {' '.join(map(str, arguments.lengths))} "
-        f"--max-tokens {arguments.max_tokens} --repeats {arguments.repeats}"
+        f"--slots {' '.join(map(str, arguments.slots))} --kinds {' '.join(arguments.kinds)} "
+        f"--num-prompts {arguments.num_prompts} --max-tokens {arguments.max_tokens} --repeats {arguments.repeats}"
     )
     head = {"model": model.name, "dtype": arguments.dtype, "max_tokens": arguments.max_tokens, "repeats": arguments.repeats}
     record(command, head | {"results": results}, arguments.output)
-
-
-def _ratios(own, base):
-    """Median of the ratios of the repeats, the least and the most."""
-    pairs = [one / other for one, other in zip(own, base, strict=True)]
-    return [round(value, 3) for value in (statistics.median(pairs), min(pairs), max(pairs))]
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def measure_costs(model: Model, cache_folder: str | Path | None = None) -> PassC
         return None
     if cache_folder is None:
         cache_folder = user_cache_folder()
-    what = f"{model.config} {model.dtype}"
+    what = f"{model.config} {model.dtype} {SIZES}"
     found = measured_once(Path(cache_folder) / "passes.json", what, lambda: time_passes(model))
     return PassCosts.of(model, found)
 

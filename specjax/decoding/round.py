@@ -99,7 +99,9 @@ class Round:
         """
         batch, width = tokens.shape
         chex.assert_shape([lengths, limits], (batch,))
-        adaptive = params.round_seconds is not None
+        acceptance = None
+        if params.round_seconds is not None:
+            acceptance = RecentAcceptance.zeros(batch, len(source_depths(self.drafter)), self.drafter.tree.depth)
         return DecodingState(
             tokens=tokens,
             prompt_lengths=lengths,
@@ -114,9 +116,7 @@ class Round:
             max_depths=jnp.full((batch,), self.drafter.tree.depth, jnp.int32),
             drafter=self.drafter.init(params.drafter, batch, width - 1),
             counters=Counters.zeros(batch, self.drafter.tree.depth, self.logits_dtype, len(sources_of(self.drafter))),
-            acceptance=RecentAcceptance.zeros(batch, len(source_depths(self.drafter)), self.drafter.tree.depth)
-            if adaptive
-            else None,
+            acceptance=acceptance,
         )
 
     def prefill_chunk(self, params: Parameters, state: DecodingState) -> DecodingState:

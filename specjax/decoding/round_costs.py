@@ -28,8 +28,8 @@ PROMPT_LENGTH = 65
 def default_depths(depth: int) -> tuple[int, ...]:
     """Depths between nothing and a drafter's own that are worth a verify pass of their size.
 
-    With the root each is a pass over a power of two tokens, which hardware multiplies best: on a CPU nine may cost twice what
-    eight do.
+    With the root each is a pass over a power of two tokens, which hardware multiplies best: on two cores nine took 1.2 times
+    what eight did, and twelve longer than sixteen.
 
     Example:
       >>> default_depths(8), default_depths(7), default_depths(1)

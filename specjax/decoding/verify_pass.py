@@ -30,10 +30,16 @@ def usual_passes(drafter: Drafter, depths: tuple[int, ...]) -> tuple[Nodes, ...]
     Args:
       drafter: may name sets of nodes in ``passes``.
       depths: at which drafts are often cut.
+
+    Example:
+      >>> from specjax.drafters import prompt_lookup, stacked
+      >>> usual_passes(stacked(prompt_lookup(4), prompt_lookup(1)).functions, (1, 3))
+      ((0, 1), (0, 1, 2, 3))
     """
     tree = drafter.tree
-    cut = [tuple(range(1, int(tree.nodes_within[depth]) + 1)) for depth in depths if 0 < depth < tree.depth]
-    return tuple((ROOT, *sorted({*nodes} - {ROOT})) for nodes in (*cut, *getattr(drafter, "passes", ())))
+    cut = [range(1, int(tree.nodes_within[depth]) + 1) for depth in depths if 0 < depth < tree.depth]
+    found = {(ROOT, *sorted({*nodes} - {ROOT})) for nodes in (*cut, *getattr(drafter, "passes", ()))}
+    return tuple(sorted(found, key=lambda nodes: (len(nodes), nodes)))
 
 
 def smallest_pass(passed: Callable[[Any, jax.Array | None], Any], draft: Draft, usual: tuple[Nodes, ...], layout: Layout) -> Any:
