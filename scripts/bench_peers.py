@@ -122,7 +122,7 @@ def main():
 
     contestants = {}
     for dtype, model in models.items():
-        auto, reason = choose_drafter(model, heads_of(model.name), measure_costs(model))
+        auto, reason = choose_drafter(model, heads_of(model), measure_costs(model))
         print(f"{dtype}: auto is {auto.name}: {reason}", file=sys.stderr)
         contestants["specjax plain", dtype] = ours(None, dtype)
         contestants["specjax lookup", dtype] = ours(specjax.drafters.prompt_lookup(arguments.length), dtype)

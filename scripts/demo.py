@@ -46,7 +46,7 @@ def main() -> int:
         (arguments.prompt or "").encode()  # bytes that are no UTF-8 come from the shell as lone surrogates
         model = specjax.load_model(arguments.model)
         print_header(model, console)
-        heads = heads_of(model.name)
+        heads = heads_of(model)
         drafter, reason = choose_drafter(model, heads, measure_costs(model) if heads else None)
         console.print(f"Drafter {drafter.name}: {reason}.", markup=False)
         if arguments.prompt is None:

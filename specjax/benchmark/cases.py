@@ -105,7 +105,7 @@ def suite_drafters(model: Model, suite: Suite, num_speculative_tokens: int | Non
     """
     length = num_speculative_tokens
     found: dict[str, Any] = {}
-    heads = {head.kind: head for head in heads_of(model.name)}
+    heads = {head.kind: head for head in heads_of(model)}
     for size in (length,) if length else (4, LOOKUP_LENGTH) if suite.all_drafters else (LOOKUP_LENGTH,):
         found[f"lookup {size}"] = prompt_lookup(size)
     notes = []

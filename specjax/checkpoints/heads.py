@@ -13,6 +13,7 @@ from specjax.checkpoints.array_files import load_arrays, save_arrays
 from specjax.checkpoints.config_json import decoder_from_dict, decoder_to_dict
 from specjax.checkpoints.shipped import shipped_folder
 from specjax.models.config import DecoderConfig
+from specjax.models.loaded import Model
 from specjax.models.trained_head import KINDS, TargetMark, TrainedHead
 from specjax.tree import DraftTree
 
@@ -75,7 +76,7 @@ def load_head(source: str | Path) -> TrainedHead:
     functions_type, config_type = KINDS[card["kind"]]
     try:
         functions = functions_type(_config_from_dict(config_type, card["config"]))
-        target = TargetMark(**(card["target"] | {"sample": tuple(card["target"]["sample"])}))
+        target = _target(card)
         tree = None if card["tree"] is None else DraftTree(tuple(card["tree"]))
     except (TypeError, KeyError, ValueError) as error:
         raise ValueError(f"{folder / CARD}: {error}") from error
@@ -100,27 +101,28 @@ def shipped_heads() -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(shipped_folder("checkpoints").glob(f"*/{CARD}"))}
 
 
-def heads_of(target: str) -> list[TrainedHead]:
-    """All heads that come with the library for the model called ``target``."""
-    return [load_head(folder) for folder in shipped_heads().values() if read_card(folder)["target"]["name"] == target]
+def heads_of(target: Model) -> list[TrainedHead]:
+    """All heads that come with the library for a model, told by its weights and not by its name."""
+    return [load_head(folder) for folder in shipped_heads().values() if _target(read_card(folder)).fits(target)]
 
 
-def find_head(kind: str, target: str) -> TrainedHead:
-    """The head of a kind ("medusa", "eagle" or "draft") that comes with the library for the model called ``target``.
+def find_head(kind: str, target: Model) -> TrainedHead:
+    """The head of a kind ("medusa", "eagle" or "draft") that comes with the library for a model.
 
     Raises:
       ValueError: there is none.
-
-    Example:
-      >>> find_head("medusa", "no-such-model")
-      Traceback (most recent call last):
-      ValueError: no medusa head for 'no-such-model' comes with specjax...
     """
     for folder in shipped_heads().values():
         card = read_card(folder)
-        if card["kind"] == kind and card["target"]["name"] == target:
+        if card["kind"] == kind and _target(card).fits(target):
             return load_head(folder)
-    raise ValueError(f"no {kind} head for {target!r} comes with specjax; train one (scripts/train_{kind}.py) and name its folder")
+    raise ValueError(
+        f"no {kind} head for {target.name!r} comes with specjax; train one (scripts/train_{kind}.py) and name its folder"
+    )
+
+
+def _target(card: dict) -> TargetMark:
+    return TargetMark(**(card["target"] | {"sample": tuple(card["target"]["sample"])}))
 
 
 def _folder(source) -> Path:

@@ -89,7 +89,7 @@ def batch(
 
     try:
         defaults = options.sampling_params(context)
-        check_drafter(parts, rule, False, allow_lossy)
+        check_drafter(parts, num_speculative_tokens, rule, False, allow_lossy)
         if split_draft:
             check_split_draft(parts, drafter, mesh)
         sizes = None if mesh is None else parse_mesh(mesh)

@@ -108,7 +108,7 @@ def bench(
         for each in temperatures:
             greedy = specjax.SamplingParams(temperature=each, max_tokens=num_tokens, seed=seed).greedy
             if parts is not None:
-                check_drafter(parts, rule, greedy, allow_lossy)
+                check_drafter(parts, num_speculative_tokens, rule, greedy, allow_lossy)
         found = some_of_each(built_in_prompts() if prompts is None else read_prompts(prompts), per_kind)
         if pictures is not None:
             check_pictures(pictures)

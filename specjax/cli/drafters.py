@@ -104,7 +104,7 @@ def _head(kind):
 
         del dtype, mesh
         if argument is None:
-            head = find_head(kind, target.name)
+            head = find_head(kind, target)
         elif _is_public(kind, argument):
             head = load_medusa(argument, target)
         else:
@@ -231,7 +231,9 @@ def known_names() -> str:
     return ", ".join(names) + " or auto"
 
 
-def check_drafter(parts: tuple[Part, ...], rule: str, greedy: bool, allow_lossy: bool) -> None:
+def check_drafter(
+    parts: tuple[Part, ...], num_speculative_tokens: int | None, rule: str, greedy: bool, allow_lossy: bool
+) -> None:
     """Raises ValueError if ``rule`` does not fit these drafters, before a model is loaded."""
     from specjax.tree import DraftTree
     from specjax.verification import choose_rule
@@ -239,6 +241,9 @@ def check_drafter(parts: tuple[Part, ...], rule: str, greedy: bool, allow_lossy:
     # Of a stack the last decides: what others propose takes its laws.
     shapes = [_lookup_shape(None) if part.name == AUTO else DRAFTERS[part.name].shape(part.argument) for part in parts]
     tree, laws = shapes[-1] if parts else (DraftTree.chain(0), ())
+    if num_speculative_tokens is not None:
+        # Whoever asks for a length gets a chain, whatever the drafter proposes by itself.
+        tree = DraftTree.chain(num_speculative_tokens)
     choose_rule(rule, tree, laws, greedy, allow_lossy)
 
 
@@ -269,7 +274,7 @@ def _auto(length, target, rule):
     from specjax.cli.report import STANDARD_ERROR
     from specjax.decoding.auto import choose_drafter, measure_costs
 
-    heads = heads_of(target.name)
+    heads = heads_of(target)
     if length is not None or not heads:
         return _lookup(None, length, None, target, None)
     # Which trees a rule takes is known; that of auto takes all.

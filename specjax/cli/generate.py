@@ -63,7 +63,7 @@ def generate(
     try:
         params = options.sampling_params(context)
         # All that is wrong with the call is said before a model is loaded, or downloaded.
-        check_drafter(parts, rule, params.greedy, allow_lossy)
+        check_drafter(parts, num_speculative_tokens, rule, params.greedy, allow_lossy)
     except ValueError as error:
         raise options.CallError(str(error)) from error
 

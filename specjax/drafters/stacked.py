@@ -136,11 +136,18 @@ class Stacked:
 
         def seen_by(drafter, params, state, features):
             piece = width if whole else min(width, drafter.tree.depth + 1)
-            for start in range(0, width, piece):
-                place = slice(start, start + piece)
-                some = tokens[:, place], features[:, place], jnp.clip(counts - start, 0, min(piece, width - start))
-                state = drafter.observe(params, state, *some)
-            return state
+            if piece == width:
+                return drafter.observe(params, state, tokens, features, counts)
+            short = -width % piece
+            padded = jnp.pad(tokens, ((0, 0), (0, short))), jnp.pad(features, ((0, 0), (0, short), (0, 0), (0, 0)))
+
+            def one(carry):
+                start, state = carry
+                some = (jax.lax.dynamic_slice_in_dim(array, start, piece, axis=1) for array in padded)
+                return start + piece, drafter.observe(params, state, *some, jnp.clip(counts - start, 0, piece))
+
+            # Mostly the first piece holds all that was accepted, and a model reads no other.
+            return jax.lax.while_loop(lambda carry: (carry[0] == 0) | jnp.any(counts > carry[0]), one, (jnp.int32(0), state))[1]
 
         return StackedState(
             seen_by(self.first, params[0], state.first, shown[0]), seen_by(self.then, params[1], state.then, shown[1])

@@ -71,6 +71,14 @@ class TargetMark:
             model.name, width, model.logits.shape[-1], model.config.num_layers, tuple(np.round(sample.tolist(), 6).tolist())
         )
 
+    def fits(self, model: Model) -> bool:
+        """Whether ``model`` is this target, whatever it is called."""
+        try:
+            self.check(model, "")
+        except ValueError:
+            return False
+        return True
+
     def check(self, model: Model, owner: str) -> None:
         """Raises ValueError, naming both, if ``model`` is another target than this."""
         other = TargetMark.of(model)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from specjax.checkpoints.heads import heads_of, load_head, save_head, shipped_heads
+from specjax.certificates.tiny import table_model
+from specjax.checkpoints.heads import find_head, heads_of, load_head, save_head, shipped_heads
 from specjax.checkpoints.medusa_files import load_medusa
 from specjax.models.config import ExpertsConfig, Llama3RopeScaling, RopeConfig, YarnRopeScaling
 from specjax.models.eagle_head import EagleConfig
@@ -239,13 +240,28 @@ def test_what_ships_is_small_and_tells_how_it_was_made():
     sizes = {name: sum(path.stat().st_size for path in folder.rglob("*")) for name, folder in shipped.items()}
     assert max(sizes.values()) <= 12e6
     assert sum(sizes.values()) <= 30e6
-    for head in heads_of("smollm2-135m-instruct"):
+    for head in map(load_head, shipped):
         needed = {"command", "data", "licence", "training_tokens", "stages", "target_sha256", "vocabulary_coverage", "accuracies"}
         assert needed | {"evaluation"} <= head.facts.keys()
         draft, least = {"eagle": ("chain of 4", 1.6), "medusa": ("tree of 16", 1.5)}[head.kind]
         assert head.facts["evaluation"]["tokens_per_round"][draft] > least
         # A path of the machine that it was made on says nothing to others.
         assert re.search(r"[\s'\"]/\w", json.dumps(head.facts)) is None
+
+
+def test_a_target_is_known_by_its_weights(folders, tmp_path, monkeypatch):
+    shipped = {"medusa": folders / "medusa", "eagle": save_head(heads.eagle_head(heads.target(seed=3)), tmp_path / "eagle")}
+    monkeypatch.setattr("specjax.checkpoints.heads.shipped_heads", lambda: shipped)
+    target = heads.target()
+    renamed = dataclasses.replace(target, name="somewhere/model.gguf")
+    assert [head.kind for head in heads_of(renamed)] == ["medusa"]
+    assert find_head("medusa", renamed).target.name == target.name
+    assert [head.kind for head in heads_of(heads.target(seed=3))] == ["eagle"]
+    others = dataclasses.replace(target, params=jax.tree.map(lambda leaf: 1.1 * leaf, target.params)), table_model(5, seed=0)
+    for other in others:
+        assert heads_of(other) == []
+        with pytest.raises(ValueError, match=r"no medusa head for .* comes with specjax; train one \(scripts/train_medusa.py\)"):
+            find_head("medusa", other)
 
 
 def test_an_autoregressive_head_is_a_plain_layer():

@@ -116,9 +116,10 @@ def test_heads_are_found_by_folder(tmp_path):
     assert made.functions.tree == DraftTree((-1, 0, 0))
     assert make_drafter(part, 3, None, heads.target()).functions.tree == DraftTree.chain(3)
     with pytest.raises(ValueError, match=r"rule 'block' takes drafts of shape .*; this drafter proposes a tree"):
-        drafters.check_drafter(part, "block", greedy=False, allow_lossy=False)
+        drafters.check_drafter(part, None, "block", greedy=False, allow_lossy=False)
+    drafters.check_drafter(part, 3, "block", greedy=False, allow_lossy=False)  # then it is a chain
     with pytest.raises(ValueError, match="was trained as eagle: --drafter eagle="):
-        drafters.check_drafter((Part("medusa", part[0].argument),), "auto", greedy=False, allow_lossy=False)
+        drafters.check_drafter((Part("medusa", part[0].argument),), None, "auto", greedy=False, allow_lossy=False)
     # A distilled draft model's folder stands where a model's name or folder does.
     save_head(dataclasses.replace(heads.draft_layers(), tree=DraftTree((-1, 0, 0))), tmp_path / "draft")
     part = (Part("draft", str(tmp_path / "draft")),)
@@ -126,9 +127,9 @@ def test_heads_are_found_by_folder(tmp_path):
     assert (made.name, made.functions.tree) == ("draft_model(1 layers for tiny)", DraftTree((-1, 0, 0)))
     assert make_drafter(part, 3, None, heads.target()).functions.tree == DraftTree.chain(3)
     with pytest.raises(ValueError, match=r"rule 'block' takes drafts of shape .*; this drafter proposes a tree"):
-        drafters.check_drafter(part, "block", greedy=False, allow_lossy=False)
+        drafters.check_drafter(part, None, "block", greedy=False, allow_lossy=False)
     with pytest.raises(ValueError, match="was trained as eagle: --drafter eagle="):
-        drafters.check_drafter((Part("draft", str(tmp_path / "head")),), "auto", greedy=False, allow_lossy=False)
+        drafters.check_drafter((Part("draft", str(tmp_path / "head")),), None, "auto", greedy=False, allow_lossy=False)
     with pytest.raises(ValueError, match="no medusa head for 'tiny' comes with specjax"):
         make_drafter((Part("medusa"),), None, None, heads.target())
 
