@@ -24,8 +24,8 @@ from specjax.decoding.costs import propose_once
 from specjax.decoding.generate import Batch
 from specjax.decoding.round import prefill, run_rounds
 from specjax.drafters import BoundDrafter, NoDrafter
-from specjax.models.dtype import processor
 from specjax.tree import Draft, DraftTree, Law
+from specjax.user_cache import processor
 
 SIZES = (1, 2, 4, 8, 16)
 PROMPT = "Describe a walk along the coast in autumn."

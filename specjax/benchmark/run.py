@@ -145,7 +145,7 @@ def _environment(models: Mapping[str, Model], plan: Plan) -> dict:
 def _verify_cost(models: Mapping[str, Model], cases: Sequence[Case]) -> tuple[dict[str, float], list[str]]:
     """Cost of a pass over several tokens, in passes over one of the fastest dtype; of the dtype that drafts are verified in."""
     costs = {
-        dtype: PassCosts.of(model, time_passes(model)).verify
+        dtype: PassCosts.of(model, time_passes(model).value).verify
         for dtype, model in models.items()
         if isinstance(model.functions, Decoder)
     }

@@ -7,7 +7,6 @@ decoding is faster. Prompt lookup always comes first: it costs nothing where it 
 """
 
 import dataclasses
-import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +16,8 @@ import jax.numpy as jnp
 
 from specjax.drafters import eagle, medusa, prompt_lookup, stacked
 from specjax.drafters.base import BoundDrafter
+from specjax.measurements import Measured, is_steady, measured_once
 from specjax.models.decoder import Decoder
-from specjax.models.dtype import measured_once
 from specjax.models.loaded import Model
 from specjax.models.shallow import keep_layers
 from specjax.models.trained_head import TrainedHead
@@ -80,7 +79,7 @@ def measure_costs(model: Model, cache_folder: str | Path | None = None) -> PassC
     return PassCosts.of(model, found)
 
 
-def time_passes(model: Model) -> dict:
+def time_passes(model: Model) -> Measured:
     """Seconds of the parts of a pass of a :class:`Decoder`, timed now: ``layer`` and ``output`` by the number of tokens."""
     kept = keep_layers(model, range(min(LAYERS, model.config.num_layers)))
     cache = kept.init_cache(1, CAPACITY).replace(lengths=jnp.full((1,), CAPACITY // 2, jnp.int32))
@@ -99,9 +98,9 @@ def time_passes(model: Model) -> dict:
             # The first time it is compiled.
             if repeat:
                 seconds[case].append(time.perf_counter() - start)
-    times = {case: statistics.median(values) for case, values in seconds.items()}
-    each = {size: times["layer", size] / kept.config.num_layers for size in SIZES}
-    return {"layer": each, "output": {size: times["output", size] for size in SIZES}}
+    each = {size: min(seconds["layer", size]) / kept.config.num_layers for size in SIZES}
+    times = {"layer": each, "output": {size: min(seconds["output", size]) for size in SIZES}}
+    return Measured(times, is_steady(seconds.values()))
 
 
 def best_of_head(head: TrainedHead, costs: PassCosts, chains_only: bool = False) -> TreeChoice:

@@ -235,20 +235,32 @@ class Batch:
     def rounds(self, state: DecodingState, rounds_per_dispatch: int | None = None) -> Iterator[list[list[int]]]:
         """Rounds from ``state``, whose prompts are read, to the end; yields the new tokens of every row after each dispatch.
 
-        The state's buffers are used up.
+        The state's buffers are used up. Unless a stop string may end a row, a dispatch is laid out while the one before it runs,
+        so that ``decode_seconds`` go from result to result, whatever the caller does between them, but where it keeps the device
+        waiting: then no dispatch counts for more than the longest before it.
         """
         if not self.measured:
             self._measure_rounds()
         most_rounds = rounds_per_dispatch or self.program.rounds_per_dispatch
         counters = jax.device_get(state.counters)
+        following, begun, longest = None, 0.0, 0.0
         while any(row.running for row in self.rows):
-            # The device knows no stop strings: where one may come, the host looks at every round.
+            # The device knows no stop strings: where one may come, the host looks at every round before the next.
             stops = any(row.looks_for_stops for row in self.rows)
-            start = time.perf_counter()
-            state, info = run_rounds(self.program, self.params, state, jnp.int32(1 if stops else most_rounds))
+            # Whether the device has waited for whoever takes the tokens.
+            waited = following is not None and following[1].rounds.is_ready()
+            if following is None:
+                begun = time.perf_counter()
+                following = run_rounds(self.program, self.params, state, jnp.int32(1 if stops else most_rounds))
+            (state, info), following = following, None
+            if not stops:
+                # Laying out a call takes the host a while: meanwhile the device is busy. Behind the end it does nothing.
+                following = run_rounds(self.program, self.params, state, jnp.int32(most_rounds))
             before = counters
             info, counters = jax.device_get((info, state.counters if stops else before))
-            seconds = time.perf_counter() - start
+            now = time.perf_counter()
+            seconds, begun = min(now - begun, longest) if waited else now - begun, now
+            longest = max(longest, seconds)
             self.seconds["decode_seconds"] += seconds
             if info.rounds == 1:
                 self._round_seconds.append((seconds, int(info.drafted[0])))
@@ -261,6 +273,7 @@ class Batch:
             if np.any(finish != info.finish):
                 state = state.replace(finish=jnp.asarray(finish))
             yield news
+        state = state if following is None else following[0]
         self._counters = jax.device_get(state.counters)
 
     def _measure_rounds(self) -> None:
@@ -278,9 +291,9 @@ class Batch:
             )
             jax.block_until_ready(state)
 
-        def run(seconds):
+        def run(seconds, num_rounds):
             nonlocal state
-            state, info = run_rounds(self.program, self.params.replace(round_seconds=seconds), state, jnp.int32(1))
+            state, info = run_rounds(self.program, self.params.replace(round_seconds=seconds), state, jnp.int32(num_rounds))
             return jax.block_until_ready(info)
 
         def measure():

@@ -2,12 +2,12 @@
 
 The program that will run is the one that is timed, on rows of its own: told that every other depth takes for ever, it drafts as
 deep as is asked for. Two texts are tried, one that repeats itself and one that does not, since a drafter may find something to
-say in one alone, and the dearer one counts.
+say in one alone, and the dearer one counts. What a call takes that runs no round at all is the host's, which lays out the next
+while the device is busy, and counts for none.
 """
 
 import dataclasses
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 
 from specjax.decoding.round import Round
 from specjax.decoding.state import DispatchInfo, Parameters
-from specjax.models.dtype import keep_measurement, kept_measurement
+from specjax.measurements import Measured, is_steady, measured_once
 from specjax.models.loaded import Model
 from specjax.user_cache import user_cache_folder
 
@@ -87,19 +87,19 @@ def with_depths(owner: str, program: Round, params: Parameters, adaptive: Any) -
 
 
 def measure_rounds(
-    program: Round, start: Callable[[list[int]], Any], run: Callable[[np.ndarray], DispatchInfo], capacity: int
-) -> list[float]:
-    """Median seconds of a round for each of ``program.draft_depths``.
+    program: Round, start: Callable[[list[int]], Any], run: Callable[[np.ndarray, int], DispatchInfo], capacity: int
+) -> Measured:
+    """A list of the least seconds of a round for each of ``program.draft_depths``.
 
     Args:
       program: the round.
       start: has all rows of a batch read one prompt, given as token ids, and waits for it.
-      run: runs one round of these rows with such ``Parameters.round_seconds`` and waits for it.
+      run: runs so many rounds of these rows, 0 or 1, with such ``Parameters.round_seconds`` and waits for them.
       capacity: tokens of a row.
     """
     length = max(1, min(PROMPT_LENGTH, capacity // 2))
     depths = program.draft_depths
-    by_text = []
+    by_text, repeats, idle = [], [], []
     for different in (length, 4):
         prompt = [token % min(different, program.vocab_size) for token in range(length)]
         seconds: dict[int, list[float]] = {depth: [] for depth in depths}
@@ -113,17 +113,24 @@ def measure_rounds(
                     start(prompt)
                     rounds = 0
                 begun = time.perf_counter()
-                info = run(alone)
-                taken, rounds = time.perf_counter() - begun, rounds + 1
+                run(alone, 0)
+                between = time.perf_counter()
+                info = run(alone, 1)
+                taken, rounds = time.perf_counter() - between, rounds + 1
+                if repeat:
+                    idle.append(between - begun)
                 if (info.drafted[0] > 0) == (depth > 0):
                     if repeat:
                         seconds[depth].append(taken)
                     break
-        by_text.append({depth: statistics.median(values) for depth, values in seconds.items() if values})
+        by_text.append({depth: min(values) for depth, values in seconds.items() if values})
+        repeats += filter(None, seconds.values())
     # Where nothing was ever drafted a round is a plain step.
     dearest = [max(text.get(depth, text[0]) for text in by_text) for depth in depths]
+    least = min(idle)
+    dearest = [max(seconds - least, seconds / 2) for seconds in dearest]
     # Deeper drafts never cost less: what says so is noise.
-    return list(itertools.accumulate(reversed(dearest), min))[::-1]
+    return Measured(list(itertools.accumulate(reversed(dearest), min))[::-1], is_steady(repeats))
 
 
 def kept_rounds(
@@ -131,7 +138,7 @@ def kept_rounds(
     program: Round,
     rows: int,
     greedy: bool,
-    measure: Callable[[], list[float]],
+    measure: Callable[[], Measured],
     agree: Callable[[Any], Any] = lambda value: value,
     cache_folder: Path | None = None,
 ) -> list[float]:
@@ -151,9 +158,4 @@ def kept_rounds(
     file = (cache_folder or user_cache_folder()) / "rounds.json"
     # An object without a name of its own is another one the next time.
     named = " at 0x" not in what
-    found = agree(kept_measurement(file, what)) if named else None
-    if found is None:
-        found = agree(measure())
-        if named:
-            keep_measurement(file, what, found)
-    return found
+    return measured_once(file, what, measure, agree) if named else agree(measure().value)

@@ -1,21 +1,15 @@
 """Which dtype is fastest here: a short measurement, kept in the user's cache folder."""
 
-import hashlib
-import json
-import platform
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from specjax.models import products
+from specjax.measurements import Measured, is_steady, measured_once
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
-from specjax.user_cache import processor, user_cache_folder
+from specjax.user_cache import user_cache_folder
 
 CANDIDATES = ("float32", "bfloat16")
 TOKENS = (1, 8)
@@ -43,44 +37,6 @@ def choose_dtype(cache_folder: Path | None = None) -> tuple[str, str]:
     return fastest(measured_once(Path(cache_folder) / "dtype.json", "layers", measure))
 
 
-def kept_measurement(file: Path, what: str) -> Any:
-    """What was measured here before, or None.
-
-    Args:
-      file: JSON, one entry for each machine and subject.
-      what: was measured.
-    """
-    return _read(file).get(_here(what))
-
-
-def keep_measurement(file: Path, what: str, value: Any) -> None:
-    """Keeps what was measured here for :func:`kept_measurement`.
-
-    Args:
-      file: JSON, one entry for each machine and subject.
-      what: was measured.
-      value: something that JSON can hold.
-    """
-    _write(file, _read(file) | {_here(what): value})
-
-
-def measured_once(file: Path, what: str, measure: Callable[[], Any]) -> Any:
-    """What ``measure`` gives here: read from ``file`` if it was measured before, else measured now and kept there."""
-    found = kept_measurement(file, what)
-    if found is None:
-        found = measure()
-        keep_measurement(file, what, found)
-    return found
-
-
-def _here(what: str) -> str:
-    device = jax.devices()[0]
-    # Another processor, backend or jax version is another measurement, and so is another way to multiply.
-    way = hashlib.sha256(Path(products.__file__).read_bytes()).hexdigest()[:8]
-    names = (device.platform, device.device_kind, platform.machine(), processor(), "jax", jax.__version__, "products", way, what)
-    return " ".join(names).strip()
-
-
 def fastest(times: dict[str, list[float]]) -> tuple[str, str]:
     """float32, unless half precision is clearly faster for both passes together, and the reason.
 
@@ -99,8 +55,8 @@ def fastest(times: dict[str, list[float]]) -> tuple[str, str]:
     return best, f"measured here: {one:.1f} ms for 1 token and {eight:.1f} for 8, {other} {other_one:.1f} and {other_eight:.1f}"
 
 
-def measure() -> dict[str, list[float]]:
-    """Milliseconds of a pass over one token and over eight, through some layers of a small decoder, for each dtype."""
+def measure() -> Measured:
+    """Milliseconds of a pass over one token and over eight, through some layers of a small decoder, by dtype."""
     decoder = Decoder(CONFIG)
     run = jax.jit(lambda params, cache, tokens: decoder.apply(params, tokens, tokens + CONFIG.max_positions // 2, cache).hidden)
     cases = {}
@@ -118,23 +74,5 @@ def measure() -> dict[str, list[float]]:
             start = time.perf_counter()
             jax.block_until_ready(run(*arguments))
             seconds[case].append(time.perf_counter() - start)
-    return {name: [float(np.median(seconds[name, tokens])) * 1e3 for tokens in TOKENS] for name in CANDIDATES}
-
-
-def _read(file: Path) -> dict:
-    try:
-        known = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}
-    return known if isinstance(known, dict) else {}
-
-
-def _write(file: Path, known: dict) -> None:
-    """Keeps the measurement; a folder that cannot be written to costs a new measurement next time, nothing else."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(f".{time.time_ns()}.partial")
-        partial.write_text(json.dumps(known, indent=1))
-        partial.replace(file)
-    except OSError:
-        return
+    least = {name: [min(seconds[name, tokens]) * 1e3 for tokens in TOKENS] for name in CANDIDATES}
+    return Measured(least, is_steady(seconds.values()))

@@ -134,9 +134,9 @@ class SlotBatch:
                     self.read(width, slots[first : first + rows * self._parts])
             return jax.block_until_ready(self.state.lengths)
 
-        def run(seconds):
+        def run(seconds, num_rounds):
             tell(seconds)
-            return jax.block_until_ready(self.run(self.program.drafter.tree.depth, 1)[0])
+            return jax.block_until_ready(self.run(self.program.drafter.tree.depth, num_rounds)[0])
 
         def measure():
             return measure_rounds(self.program, start, run, self._room.capacity)

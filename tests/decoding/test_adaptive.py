@@ -1,6 +1,7 @@
 """Drafts as deep as pays: the choice itself, and rounds that follow it."""
 
 import itertools
+import time
 
 import hypothesis
 import hypothesis.strategies as st
@@ -16,6 +17,7 @@ from specjax.decoding.round_costs import kept_rounds, measure_rounds
 from specjax.decoding.state import DispatchInfo
 from specjax.drafters import draft_model, prompt_lookup, stacked
 from specjax.drafters.base import source_depths
+from specjax.measurements import Measured
 from specjax.tree import DraftTree
 from tests import hash_model as tiny
 
@@ -181,18 +183,23 @@ def test_costs_are_measured_round_by_round_and_kept(tmp_path):
     program = batch.program
     asked = []
 
-    def run(seconds):
+    def run(seconds, num_rounds):
         (place,) = np.flatnonzero(np.isfinite(seconds))
-        asked.append(program.draft_depths[place])
-        return DispatchInfo(tokens=None, finish=None, rounds=1, drafted=np.array([asked[-1]]))
+        depth = program.draft_depths[place]
+        asked.extend([depth] * num_rounds)
+        # So long that the clock sees it.
+        time.sleep(0.002 + 0.002 * num_rounds * (1 + depth))
+        return DispatchInfo(tokens=None, finish=None, rounds=num_rounds, drafted=np.array([depth]))
 
-    measured = measure_rounds(program, lambda prompt: None, run, capacity=64)
+    measured, _ = measure_rounds(program, lambda prompt: None, run, capacity=64)
     assert set(asked) == set(program.draft_depths) == {0, 4}
-    assert 0 < measured[0] <= measured[1]
-    first = kept_rounds(TARGET, program, 1, True, lambda: [1.0, 2.0], cache_folder=tmp_path)
+    # Of the same order as what was slept, less what a call takes that runs nothing.
+    assert 0.001 <= measured[0] <= measured[1]
+    assert measured[1] >= 0.01
+    first = kept_rounds(TARGET, program, 1, True, lambda: Measured([1.0, 2.0], True), cache_folder=tmp_path)
     again = kept_rounds(TARGET, program, 1, True, lambda: pytest.fail("measured twice"), cache_folder=tmp_path)
     assert first == again == [1.0, 2.0]
-    assert kept_rounds(TARGET, program, 2, True, lambda: [3.0, 4.0], cache_folder=tmp_path) == [3.0, 4.0]
+    assert kept_rounds(TARGET, program, 2, True, lambda: Measured([3.0, 4.0], True), cache_folder=tmp_path) == [3.0, 4.0]
 
 
 @pytest.mark.parametrize(
