@@ -21,7 +21,9 @@ from specjax.measurements import Measured, is_steady, measured_once
 from specjax.models.loaded import Model
 from specjax.user_cache import user_cache_folder
 
-REPEATS = 5
+REPEATS = 9
+LEAST_REPEATS, ENOUGH_SECONDS = 3, 2.0
+"""After so many repeats and seconds a text is left; many rows are slow, and need fewer repeats."""
 PROMPT_LENGTH = 65
 
 
@@ -103,34 +105,41 @@ def measure_rounds(
     for different in (length, 4):
         prompt = [token % min(different, program.vocab_size) for token in range(length)]
         seconds: dict[int, list[float]] = {depth: [] for depth in depths}
-        rounds = capacity
-        # In turns: a machine that slows down for a moment slows all of them. The first time it may be compiled.
-        for repeat, (place, depth) in itertools.product(range(REPEATS + 1), enumerate(depths)):
-            alone = np.where(np.arange(len(depths)) == place, 1, np.inf).astype(np.float32)
-            # The prompt is read again where it must be: behind it, and surely nowhere else, there is room and something to draft.
-            for again in (False, True):
-                if again or length + (rounds + 1) * (depths[-1] + 1) > capacity:
-                    start(prompt)
-                    rounds = 0
-                begun = time.perf_counter()
-                run(alone, 0)
-                between = time.perf_counter()
-                info = run(alone, 1)
-                taken, rounds = time.perf_counter() - between, rounds + 1
-                if repeat:
-                    idle.append(between - begun)
-                if (info.drafted[0] > 0) == (depth > 0):
+        rounds, whole = capacity, time.perf_counter()
+        for repeat in range(REPEATS + 1):
+            # In turns: a machine that slows down for a moment slows all of them.
+            for place, depth in enumerate(depths):
+                alone = np.where(np.arange(len(depths)) == place, 1, np.inf).astype(np.float32)
+                # The prompt is read again where it must be: behind it, and surely nowhere else, is room and something to draft.
+                for again in (False, True):
+                    if again or length + (rounds + 1) * (depths[-1] + 1) > capacity:
+                        start(prompt)
+                        rounds = 0
+                    begun = time.perf_counter()
+                    run(alone, 0)
+                    between = time.perf_counter()
+                    info = run(alone, 1)
+                    ended, rounds = time.perf_counter(), rounds + 1
                     if repeat:
-                        seconds[depth].append(taken)
-                    break
+                        idle.append(between - begun)
+                    if (info.drafted[0] > 0) == (depth > 0):
+                        if repeat:
+                            seconds[depth].append(ended - between)
+                        break
+            if not repeat:
+                whole = time.perf_counter()  # until here programs were compiled
+            elif repeat >= LEAST_REPEATS and time.perf_counter() - whole > ENOUGH_SECONDS:
+                break
         by_text.append({depth: min(values) for depth, values in seconds.items() if values})
         repeats += filter(None, seconds.values())
+    plain = min(text[0] for text in by_text)
+    # What drafts cost more than nothing, each text for itself: between the two the machine may have become another.
     # Where nothing was ever drafted a round is a plain step.
-    dearest = [max(text.get(depth, text[0]) for text in by_text) for depth in depths]
-    least = min(idle)
-    dearest = [max(seconds - least, seconds / 2) for seconds in dearest]
-    # Deeper drafts never cost less: what says so is noise.
-    return Measured(list(itertools.accumulate(reversed(dearest), min))[::-1], is_steady(repeats))
+    more = [max(text.get(depth, text[0]) - text[0] for text in by_text) for depth in depths]
+    # Deeper drafts never cost less, and none less than nothing: what says so is noise.
+    more = [max(0.0, least) for least in itertools.accumulate(reversed(more), min)][::-1]
+    plain = max(plain - min(idle), plain / 2)
+    return Measured([plain + extra for extra in more], is_steady(repeats))
 
 
 def kept_rounds(

@@ -195,7 +195,6 @@ def test_costs_are_measured_round_by_round_and_kept(tmp_path):
     assert set(asked) == set(program.draft_depths) == {0, 4}
     # Of the same order as what was slept, less what a call takes that runs nothing.
     assert 0.001 <= measured[0] <= measured[1]
-    assert measured[1] >= 0.01
     first = kept_rounds(TARGET, program, 1, True, lambda: Measured([1.0, 2.0], True), cache_folder=tmp_path)
     again = kept_rounds(TARGET, program, 1, True, lambda: pytest.fail("measured twice"), cache_folder=tmp_path)
     assert first == again == [1.0, 2.0]
