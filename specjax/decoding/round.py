@@ -73,7 +73,7 @@ class Round:
     vocab_size: int
     logits_width: int
     logits_dtype: Any
-    rounds_per_dispatch: int = 8
+    rounds_per_dispatch: int = 32
     prefill_width: int = 64
     logits_processor: LogitsProcessor | None = None
     depths: tuple[int, ...] = ()
