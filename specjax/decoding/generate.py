@@ -24,7 +24,7 @@ from specjax.sampling.params import SamplingArrays, SamplingParams
 from specjax.sampling.path import LogitsProcessor
 from specjax.tree import Law
 
-PREFILL_WIDTHS = (16, 64, 256)
+PREFILL_WIDTHS = (16, 64, 128, 256)
 """Prompt tokens per pass; a prompt takes the smallest that holds it, or several passes of the largest."""
 
 

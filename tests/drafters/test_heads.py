@@ -1,6 +1,7 @@
 """Trained heads as drafters, on a tiny decoder; the heads' parameters are random, so that drafts are right now and then."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -73,14 +74,46 @@ def test_the_state_is_that_of_the_committed_text(kind):
         return states, block.keys[0]
 
     states, keys = jax.device_get(fed_at_once())
+    if kind == "eagle":
+        followed = batch.program.drafter.caught_up(batch.params.drafter, state.drafter)
     for row, length in enumerate(np.asarray(state.lengths).tolist()):
         if kind == "medusa":
             # The root is the last token; what the heads read is the state of the one before it.
             np.testing.assert_allclose(state.drafter.hidden[row], states[row, length - 2], atol=1e-4)
         else:
-            assert int(state.drafter.cache.lengths[row]) == length
-            np.testing.assert_allclose(state.drafter.root_state[row], states[row, length - 1], atol=2e-4)
-            np.testing.assert_allclose(state.drafter.cache.keys[0][row, :, :length], keys[row, :, :length], atol=2e-4)
+            assert int(followed.cache.lengths[row]) == length
+            np.testing.assert_allclose(followed.root_state[row], states[row, length - 1], atol=2e-4)
+            np.testing.assert_allclose(followed.cache.keys[0][row, :, :length], keys[row, :, :length], atol=2e-4)
+
+
+def test_tokens_wait_until_there_are_many_or_a_draft_is_asked_for():
+    functions = drafter("eagle", num_speculative_tokens=2).functions
+    params = drafter("eagle").params_for(heads.target())
+    features = jax.random.normal(jax.random.key(0), (2, 16, len(functions.feature_layers), 16))
+    tokens = jax.random.randint(jax.random.key(1), (2, 16), 0, 23)
+    observe, seen = jax.jit(functions.observe), np.zeros(2, int)
+    state = functions.observe(params, functions.init(params, 2, 16), tokens[:, :4], features[:, :4], jnp.array([4, 2]))
+    assert (state.cache.lengths.tolist(), state.num_waiting.tolist()) == ([4, 2], [0, 0])  # a chunk of a prompt
+    seen += [4, 2]
+    waiting = []
+    for counts in ([1, 3], [1, 3], [1, 2], [3, 0], [3, 1]):
+        places = seen[:, None] + np.arange(3)[None, :]
+        some = np.take_along_axis(tokens, places, 1), jnp.take_along_axis(features, places[..., None, None], 1)
+        state = observe(params, state, *some, jnp.array(counts))
+        seen += counts
+        waiting.append(state.num_waiting.tolist())
+        assert (state.cache.lengths + state.num_waiting).tolist() == seen.tolist()
+    # Nothing is fed until a ninth would have to wait.
+    assert waiting == [[1, 3], [2, 6], [3, 8], [6, 8], [3, 1]]
+    followed = jax.jit(functions.caught_up)(params, state)
+    assert (followed.cache.lengths.tolist(), followed.num_waiting.tolist()) == (seen.tolist(), [0, 0])
+    at_once = functions.observe(params, functions.init(params, 2, 16), tokens, features, jnp.array(seen))
+    np.testing.assert_allclose(followed.root_state, at_once.root_state, atol=1e-5)
+    for row, length in enumerate(seen):
+        kept = followed.cache.keys[0][row, :, :length], followed.cache.values[0][row, :, :length]
+        wanted = at_once.cache.keys[0][row, :, :length], at_once.cache.values[0][row, :, :length]
+        jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), kept, wanted)
+    assert functions.reset(state, jnp.array([False, True])).num_waiting.tolist() == [3, 0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

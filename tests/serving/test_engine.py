@@ -213,6 +213,23 @@ def test_the_schedule_turns_drafts_down_without_changing_a_token(schedule):
     assert all(count == 0 for c in done for count in c.stats.num_accepted_tokens_per_pos[depth:])
 
 
+@pytest.mark.parametrize("settings", [{"draft_len_schedule": {1: 4, 2: 0}}, {"adaptive": {0: 1.0, 1: 1.6, 4: 2.2}}])
+def test_case_142_a_load_that_comes_and_goes_compiles_nothing(settings):
+    before, target = run_slots._cache_size(), tiny.model(TABLE, max_positions=80)
+    with Engine(target, rule="gumbel", drafter=PERFECT, slots=3, capacity=80, **settings) as e:
+        for wave, rows in enumerate((1, 3, 1, 3, 2, 1)):
+            done = e.run([request([wave, n], id=(wave, n)) for n in range(rows)])
+            assert [c.token_ids for c in done] == [tiny.greedy(TABLE, [wave, n], 12) for n in range(rows)]
+    assert run_slots._cache_size() - before == 1
+
+
+def test_case_139_a_draft_of_the_same_weights_is_accepted_whole_in_every_new_engine():
+    for turn in range(20):
+        with engine(drafter=PERFECT) as e:
+            (done,) = e.run([request([turn], max_tokens=21)])
+        assert (done.stats.num_draft_tokens, done.stats.num_accepted_tokens, done.stats.num_drafts) == (16, 16, 5)
+
+
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [([4], r"draft_len_schedule is \[4\]; it must be None or a dict"), ({0: 2}, r"holds 0: 2"), ({4: 9}, r"holds 4: 9; .* 4")],
