@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import numbers
 import threading
 from collections.abc import Callable, Hashable, Sequence
 
@@ -30,6 +29,7 @@ from specjax.decoding.state import NO_TOKEN, Finish, Parameters
 from specjax.drafters.base import BoundDrafter, NoDrafter, bind
 from specjax.drafters.draft_model import draft_model
 from specjax.models.loaded import Model
+from specjax.numeric import is_whole
 from specjax.row_trees import TreeBounds
 from specjax.sampling.allowed_tokens import START, AllowedTokens, advance
 from specjax.sampling.params import SamplingArrays, SamplingParams
@@ -114,7 +114,7 @@ def certify(
         rule = RULES[rule]
     check_rule(rule)
     for name, value, least in (("vocab_size", vocab_size, 2), ("depth", depth, 0), ("rounds", rounds, 1), ("seed", seed, 0)):
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        if not is_whole(value) or value < least:
             raise ValueError(f"certify: {name} is {value!r}; it must be a whole number of at least {least}")
     laws = law if isinstance(law, Sequence) and not isinstance(law, str) else (law,)
     if not all(each is None or isinstance(each, Law) for each in laws):
@@ -146,7 +146,7 @@ def certify(
         raise ValueError(f"certify: max_tokens is {max_tokens!r}; it must be None or a sequence of budgets")
     budgets = (longest,) if max_tokens is None else tuple(max_tokens)
     for budget in budgets:
-        if isinstance(budget, bool) or not isinstance(budget, numbers.Integral) or not 1 <= budget <= longest:
+        if not is_whole(budget) or not 1 <= budget <= longest:
             raise ValueError(f"certify: max_tokens is {max_tokens}; each must be from 1 to {longest}")
     if len(budgets) > MAX_BUDGETS:
         raise ValueError(f"certify: max_tokens holds {len(budgets)} budgets; at most {MAX_BUDGETS}")

@@ -5,7 +5,6 @@ C tokens of one ``observe`` call, F feature layers, E model width.
 """
 
 import dataclasses
-import numbers
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ from specjax.cache import KVCache
 from specjax.choices import Choices
 from specjax.models.base import ModelFunctions
 from specjax.models.loaded import Model
+from specjax.numeric import is_whole
 from specjax.row_trees import TreeBounds
 from specjax.sampling.params import SamplingArrays
 from specjax.sampling.path import PathDistribution
@@ -224,6 +224,6 @@ class NoDrafter:
 
 def check_num_speculative_tokens(value, least: int = 0) -> int:
     """``value`` if it is a draft length from ``least`` to 32."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= value <= 32:
+    if not is_whole(value) or not least <= value <= 32:
         raise ValueError(f"num_speculative_tokens is {value!r}; it must be a whole number from {least} to 32")
     return int(value)

@@ -13,6 +13,7 @@ from specjax.decoding.round import Round
 from specjax.decoding.round_costs import kept_rounds, measure_rounds
 from specjax.decoding.state import Counters, DecodingState, DispatchInfo, Parameters
 from specjax.models.loaded import Model
+from specjax.numeric import for_jit
 from specjax.sampling.params import SamplingArrays, SamplingParams
 from specjax.serving.device import Arrivals, admit, check_rows, empty_state, prefill_rows, run_slots
 from specjax.serving.requests import Room
@@ -78,11 +79,11 @@ class SlotBatch:
         lengths = np.array([*map(len, prompts), *[1] * fill], np.int32)
         limits = np.minimum(lengths.astype(np.int64) + [s.max_tokens for s in settings], self._room.capacity)
         arrivals = Arrivals(
-            slots=np.array([*slots, *[self.num_slots] * fill], np.int32),
-            tokens=tokens,
-            lengths=lengths,
-            limits=limits.astype(np.int32),
-            stop_token_ids=stop_ids(self._model, settings, self._stop_width),
+            slots=for_jit(np.array([*slots, *[self.num_slots] * fill], np.int32)),
+            tokens=for_jit(tokens),
+            lengths=for_jit(lengths),
+            limits=for_jit(limits.astype(np.int32)),
+            stop_token_ids=for_jit(stop_ids(self._model, settings, self._stop_width)),
             sampling=SamplingArrays.stack(
                 settings, [*seeds, *[0] * fill], [*completions, *[0] * fill], num_biases=self._room.biases
             ),

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import math
-import numbers
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ import optax
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from specjax.numeric import is_real
 from specjax.training.batches import Batches
 
 
@@ -56,7 +56,7 @@ class TrainingSettings:
         for name in ("learning_rate", "clip", "weight_decay"):
             value = getattr(self, name)
             least = 0 if name == "weight_decay" else math.ulp(0)
-            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not least <= value < math.inf:
+            if not is_real(value) or not least <= value < math.inf:
                 raise ValueError(f"TrainingSettings: {name} is {value!r}; it must be a positive number")
 
     def optimizer(self) -> optax.GradientTransformation:

@@ -36,7 +36,7 @@ def bucket(length: int) -> int:
     return size
 
 
-def batches_by_length(lengths: Sequence[int], tokens_per_batch: int) -> Iterator[tuple[np.ndarray, int]]:
+def batches_by_length(lengths: Sequence[int] | np.ndarray, tokens_per_batch: int) -> Iterator[tuple[np.ndarray, int]]:
     """Rows of similar length together: yields row indices and the padded length of each batch.
 
     A batch holds ``tokens_per_batch // padded length`` rows, at least one; the last of a length may hold fewer.
@@ -54,7 +54,7 @@ def batches_by_length(lengths: Sequence[int], tokens_per_batch: int) -> Iterator
             yield rows[start : start + at_once], int(size)
 
 
-def padded_rows(texts: Texts, rows: Sequence[int], num_rows: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+def padded_rows(texts: Texts, rows: Sequence[int] | np.ndarray, num_rows: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Tokens [num_rows, size] int32 and lengths [num_rows] int32 of some rows; missing rows are empty."""
     tokens, lengths = np.zeros((num_rows, size), np.int32), np.zeros(num_rows, np.int32)
     for place, row in enumerate(rows):
