@@ -150,7 +150,14 @@ class BoundDrafter:
     def target_functions(self, target: Model) -> ModelFunctions:
         """The target's functions, showing the layers that the drafter reads."""
         layers = feature_layers_of(self.functions)
-        return target.functions.with_features(layers) if layers else target.functions
+        if not layers:
+            return target.functions
+        if not hasattr(target.functions, "with_features"):
+            raise ValueError(
+                f"drafter {self.name or self.functions!r:.200} reads layers {layers} of the target; model {target.name!r} is a "
+                f"{type(target.functions).__name__} without with_features (see specjax.models.decoder.Decoder)"
+            )
+        return target.functions.with_features(layers)
 
     def params_for(self, target: Model) -> Any:
         """The parameters beside this target: those of the drafter, unless it shares some of the target's."""
