@@ -196,12 +196,8 @@ def bind(drafter) -> BoundDrafter:
     return BoundDrafter(drafter, name=type(drafter).__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class NoDrafter:
-    """Proposes nothing: a round is one step of plain decoding, through the same code."""
-
-    tree = DraftTree.chain(0)
-    law_choices = ()
+class Stateless:
+    """The methods of a drafter that carries nothing from round to round: all that it drafts with is in its context."""
 
     def with_law(self, law):
         """See :meth:`Drafter.with_law`."""
@@ -218,15 +214,23 @@ class NoDrafter:
         del params, tokens, features, counts
         return state
 
-    def propose(self, params, state, context, choices, num_draft):
-        """See :meth:`Drafter.propose`."""
-        del params, context, choices
-        return Draft.empty(num_draft.shape[0]), state
-
     def reset(self, state, rows):
         """See :meth:`Drafter.reset`."""
         del rows
         return state
+
+
+@dataclasses.dataclass(frozen=True)
+class NoDrafter(Stateless):
+    """Proposes nothing: a round is one step of plain decoding, through the same code."""
+
+    tree = DraftTree.chain(0)
+    law_choices = ()
+
+    def propose(self, params, state, context, choices, num_draft):
+        """See :meth:`Drafter.propose`."""
+        del params, context, choices
+        return Draft.empty(num_draft.shape[0]), state
 
 
 def check_num_speculative_tokens(value, least: int = 0) -> int:

@@ -251,6 +251,7 @@ class BoundStack(BoundDrafter):
       parts: the two drafters.
     """
 
+    functions: Stacked
     parts: tuple[BoundDrafter, ...] = ()
 
     def check_target(self, target) -> None:
