@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.models.loaded import Model
-from specjax.models.trained_head import TargetMark
+from specjax.models.trained_head import TargetMark, target_functions
 from specjax.training.texts import Texts
 
 TOKENS_PER_PASS = 4096
@@ -107,7 +107,7 @@ class StateStore:
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        functions = model.functions.with_features(tuple(feature_layers))
+        functions = target_functions(model).with_features(tuple(feature_layers))
         width = jax.eval_shape(forced, functions, model.params, jax.ShapeDtypeStruct((1, 1), jnp.int32)).shape[-1]
         shape = (texts.num_tokens, len(feature_layers), width)
         made_of = {"texts": texts.digest(), "feature_layers": list(feature_layers), "width": width}
