@@ -1,7 +1,7 @@
 # make demo                  answer a question with a real model, without and with speculative decoding
 # make demo PROMPT='...'     the same with your own question
 # make test                  run the test suite
-# make lint                  look for mistakes in the sources
+# make lint                  look for mistakes in the sources, their type hints included
 # make types                 check the type hints
 # make docs                  build the API reference from the docstrings, into build/docs
 # make clean                 remove what make built (downloaded models stay in your cache folder)
@@ -34,10 +34,10 @@ test: environment
 
 lint: environment
 	$(PYTHON) -m ruff check .
+	$(PYTHON) -m mypy
 	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh .ci/run; else echo "shellcheck is not here: shell scripts not checked"; fi
 
 types: environment
-	@$(PYTHON) -c 'import mypy' 2>/dev/null || $(PYTHON) -m pip install --quiet -e '.[lint]'
 	$(PYTHON) -m mypy
 
 docs: environment

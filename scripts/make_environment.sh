@@ -10,8 +10,8 @@
 set -eu
 CDPATH='' cd -- "$(dirname -- "$0")/.."
 
-packages_mb=205     # what pip downloads
-installed_mb=840    # what .venv takes on disk
+packages_mb=225     # what pip downloads
+installed_mb=910    # what .venv takes on disk
 model_mb=98
 mark=.venv/specjax-environment
 log=.venv/install.log

@@ -17,7 +17,6 @@ Letters in shapes: B rows, N draft nodes without the root, T = N + 1, M candidat
 """
 
 import dataclasses
-import numbers
 
 import chex
 import flax.struct
@@ -25,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.numeric import is_whole
 from specjax.tree import NO_PARENT, ROOT
 
 
@@ -56,7 +56,7 @@ class TreeBounds:
     def __post_init__(self):
         for name, most in (("num_nodes", None), ("depth", "num_nodes")):
             value, limit = getattr(self, name), None if most is None else getattr(self, most)
-            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1 or (limit and value > limit):
+            if not is_whole(value) or value < 1 or (limit and value > limit):
                 wanted = "of at least 1" if most is None else f"from 1 to the {limit} of {most}"
                 raise ValueError(f"TreeBounds: {name} is {value!r}; it must be a whole number {wanted}")
             object.__setattr__(self, name, int(value))
@@ -118,11 +118,11 @@ class RowTrees:
         TreeBounds(size - 1, depth)
         up = jnp.maximum(parents, ROOT)
         node = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (batch, size))
-        above = [node]
+        ancestors = [node]
         for _ in range(depth):
-            above.append(jnp.take_along_axis(up, above[-1], axis=1))
+            ancestors.append(jnp.take_along_axis(up, ancestors[-1], axis=1))
         # [B, T, depth + 1]: every node, its parent, the parent of that, ...
-        above = jnp.stack(above, axis=-1)
+        above = jnp.stack(ancestors, axis=-1)
         depths = jnp.sum(above != ROOT, axis=-1, dtype=jnp.int32)
         steps_up = depths[..., None] - 1 - jnp.arange(depth)[None, None, :]
         path_table = jnp.where(steps_up >= 0, jnp.take_along_axis(above, jnp.maximum(steps_up, 0), axis=-1), ROOT)

@@ -33,6 +33,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.numeric import is_whole
+
 if TYPE_CHECKING:
     from specjax.row_trees import RowTrees
 
@@ -109,7 +111,7 @@ class DraftTree:
           >>> DraftTree.chain(3).parents
           (-1, 0, 1, 2)
         """
-        if isinstance(length, bool) or not isinstance(length, numbers.Integral) or length < 0:
+        if not is_whole(length) or length < 0:
             raise ValueError(f"DraftTree.chain: length is {length!r}; it must be a whole number of at least 0")
         return cls(tuple(range(-1, length)))
 
@@ -134,7 +136,7 @@ class DraftTree:
                 raise ValueError(f"DraftTree.from_choices: path {path}; it must hold whole numbers")
         # By depth, then by rank: parents come first and siblings stand in the order of their ranks.
         ordered = sorted(paths, key=lambda path: (len(path), path))
-        index = {(): ROOT}
+        index: dict[tuple[int, ...], int] = {(): ROOT}
         parents = [NO_PARENT]
         for path in ordered:
             if not path or any(rank < 0 for rank in path):
@@ -188,7 +190,7 @@ class DraftTree:
     @functools.cached_property
     def paths(self) -> tuple[tuple[int, ...], ...]:
         """For every node the draft nodes that lead to it, itself included."""
-        paths = [()]
+        paths: list[tuple[int, ...]] = [()]
         for node, parent in enumerate(self.parents[1:], 1):
             paths.append((*paths[parent], node))
         return tuple(paths)

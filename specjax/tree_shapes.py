@@ -24,11 +24,11 @@ Children stand in the order of their ranks: child j of a node is its j-th best c
 import dataclasses
 import heapq
 import math
-import numbers
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from specjax.numeric import is_real, is_whole
 from specjax.tree import DraftTree
 
 SLACK = 1e-6
@@ -86,8 +86,8 @@ def greedy_product_tree(accuracies, num_nodes: int) -> DraftTree:
     depth, width = table.shape
     _check_num_nodes("greedy_product_tree", num_nodes, depth, width)
     # Value, depth, path, and value of the parent: the best first, of equals the shallower, then the better-ranked.
-    frontier = [(-float(table[0, 0]), 1, (0,), 1.0)]
-    chosen = []
+    frontier: list[tuple[float, int, tuple[int, ...], float]] = [(-float(table[0, 0]), 1, (0,), 1.0)]
+    chosen: list[tuple[int, ...]] = []
     while len(chosen) < num_nodes:
         value, level, path, before = heapq.heappop(frontier)
         chosen.append(path)
@@ -149,7 +149,8 @@ class _Programme:
         alone[1] = 1.0
         # [m, y]: m nodes, of which y are left once the last child and all below it are taken away.
         below = np.arange(most + 2)[:, None] - np.arange(most + 2)[None, :]
-        self._left, self._width = [], []
+        self._left: list[list[np.ndarray]] = []
+        self._width: list[np.ndarray] = []
         deeper = alone
         for chances in reversed(table):
             best, width, left, value = alone.copy(), np.zeros(most + 2, int), [], alone
@@ -169,7 +170,7 @@ class _Programme:
     def tree(self, num_nodes: int) -> DraftTree:
         """The best tree of ``num_nodes`` draft nodes."""
         choices = []
-        pending = [((), num_nodes + 1)]
+        pending: list[tuple[tuple[int, ...], int]] = [((), num_nodes + 1)]
         while pending:
             path, size = pending.pop()
             level = len(path)
@@ -269,7 +270,7 @@ def _table(function: str, name: str, values, depth: int | None = None) -> np.nda
 
 
 def _check_count(function: str, name: str, value) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+    if not is_whole(value) or value < 1:
         raise ValueError(f"{function}: {name} is {value!r}; it must be a whole number of at least 1")
 
 
@@ -286,10 +287,10 @@ def _capacity(depth: int, width: int) -> int:
 
 
 def _level_seconds(draft_seconds, depth: int) -> list[float]:
-    single = isinstance(draft_seconds, numbers.Real) and not isinstance(draft_seconds, bool)
+    single = is_real(draft_seconds)
     levels = [draft_seconds] * depth if single else draft_seconds
     fits = isinstance(levels, Sequence | np.ndarray) and not isinstance(levels, str) and len(levels) == depth
-    if not fits or not all(isinstance(s, numbers.Real) and 0 <= s < math.inf for s in levels):
+    if not fits or not all(is_real(s) and 0 <= s < math.inf for s in levels):
         raise ValueError(
             f"best_tree: draft_seconds is {draft_seconds!r:.200}; it must be a number of at least 0, or {depth}, one per level"
         )
@@ -299,8 +300,7 @@ def _level_seconds(draft_seconds, depth: int) -> list[float]:
 def _measured(verify_seconds) -> tuple[list[int], list[float]]:
     """Sizes in order, and their seconds."""
     right = isinstance(verify_seconds, Mapping) and all(
-        isinstance(size, numbers.Integral) and size >= 1 and isinstance(seconds, numbers.Real) and 0 < seconds < math.inf
-        for size, seconds in verify_seconds.items()
+        is_whole(size) and size >= 1 and is_real(seconds) and 0 < seconds < math.inf for size, seconds in verify_seconds.items()
     )
     if not right or 1 not in verify_seconds:
         raise ValueError(

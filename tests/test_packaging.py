@@ -1,4 +1,4 @@
-"""What a built wheel holds. Nothing is installed."""
+"""What a built wheel holds, and the hints that it promises to have. Nothing is installed."""
 
 import pathlib
 import re
@@ -57,6 +57,11 @@ def test_version_is_written_once_more_and_alike():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert specjax.__version__ == project["version"]
     assert project["version"] in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_type_hints_are_right():
+    done = subprocess.run([sys.executable, "-m", "mypy"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_no_tracked_file_names_a_path_of_one_machine():

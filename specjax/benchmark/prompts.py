@@ -99,7 +99,7 @@ def some_of_each(prompts: Sequence[Prompt], most: int | None) -> list[Prompt]:
     by_kind: dict[str, list[int]] = {}
     for index, prompt in enumerate(prompts):
         by_kind.setdefault(prompt.kind, []).append(index)
-    taken = set()
+    taken: set[int] = set()
     for places in by_kind.values():
         count = min(most, len(places))
         taken.update(places[number * len(places) // count] for number in range(count))

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import numbers
 import threading
 from collections.abc import Callable, Hashable, Sequence
 
@@ -24,12 +23,14 @@ from specjax.certificates.comparison import Certificate, compare
 from specjax.certificates.enumerator import CHUNK, Branches, EnumeratingChoices, branch_out, production_key
 from specjax.certificates.tiny import table_model
 from specjax.certificates.tiny_row_trees import row_tree_drafter
+from specjax.choices import Stream
 from specjax.decoding.prompts import check_allowed_tokens, check_processor, check_settings
 from specjax.decoding.round import Round
 from specjax.decoding.state import NO_TOKEN, Finish, Parameters
 from specjax.drafters.base import BoundDrafter, NoDrafter, bind
 from specjax.drafters.draft_model import draft_model
 from specjax.models.loaded import Model
+from specjax.numeric import is_whole
 from specjax.row_trees import TreeBounds
 from specjax.sampling.allowed_tokens import START, AllowedTokens, advance
 from specjax.sampling.params import SamplingArrays, SamplingParams
@@ -78,7 +79,7 @@ def certify(
     logits_processor: LogitsProcessor | None = None,
     allowed_tokens: AllowedTokens | None = None,
     seed: int = 0,
-    key: Callable[[object, int, int], Hashable] = production_key,
+    key: Callable[[Stream, int, int], Hashable] = production_key,
 ) -> Certificate:
     """Certifies a verification rule, or finds where it is wrong.
 
@@ -114,19 +115,20 @@ def certify(
         rule = RULES[rule]
     check_rule(rule)
     for name, value, least in (("vocab_size", vocab_size, 2), ("depth", depth, 0), ("rounds", rounds, 1), ("seed", seed, 0)):
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        if not is_whole(value) or value < least:
             raise ValueError(f"certify: {name} is {value!r}; it must be a whole number of at least {least}")
     laws = law if isinstance(law, Sequence) and not isinstance(law, str) else (law,)
     if not all(each is None or isinstance(each, Law) for each in laws):
         raise ValueError(f"certify: law is {law!r}; it must be a specjax.tree.Law, or one for each draft node of a tree")
-    for name, value, kind in (
-        ("target", target, Model),
-        ("tree", tree, (DraftTree, TreeBounds)),
-        ("sampling", sampling, SamplingParams),
-    ):
-        if value is not None and not isinstance(value, kind):
-            wanted = "DraftTree or TreeBounds" if name == "tree" else kind.__name__
-            raise ValueError(f"certify: {name} is {value!r:.200}; it must be None or a {wanted}")
+    kinds: dict[str, tuple[object, tuple[type, ...]]] = {
+        "target": (target, (Model,)),
+        "tree": (tree, (DraftTree, TreeBounds)),
+        "sampling": (sampling, (SamplingParams,)),
+    }
+    for name, (given, wanted) in kinds.items():
+        if given is not None and not isinstance(given, wanted):
+            names = " or ".join(kind.__name__ for kind in wanted)
+            raise ValueError(f"certify: {name} is {given!r:.200}; it must be None or a {names}")
     vocab_size, depth, rounds, seed = int(vocab_size), int(depth), int(rounds), int(seed)
     if target is None:
         target = table_model(vocab_size, seed)
@@ -146,7 +148,7 @@ def certify(
         raise ValueError(f"certify: max_tokens is {max_tokens!r}; it must be None or a sequence of budgets")
     budgets = (longest,) if max_tokens is None else tuple(max_tokens)
     for budget in budgets:
-        if isinstance(budget, bool) or not isinstance(budget, numbers.Integral) or not 1 <= budget <= longest:
+        if not is_whole(budget) or not 1 <= budget <= longest:
             raise ValueError(f"certify: max_tokens is {max_tokens}; each must be from 1 to {longest}")
     if len(budgets) > MAX_BUDGETS:
         raise ValueError(f"certify: max_tokens holds {len(budgets)} budgets; at most {MAX_BUDGETS}")
@@ -175,7 +177,7 @@ def certify(
         params = jax.tree.map(jnp.asarray, Parameters(target.params, drafter.params_for(target), next_state))
         branches = _all_branches(program, params, starts, sampling, stops, rounds, noise, key)
         # The same compiled code for all rules and drafters.
-        plain = dataclasses.replace(program, rule=None, drafter=NoDrafter())
+        plain = dataclasses.replace(program, rule=RULES["match"], drafter=NoDrafter())
         whole = _target_laws(plain, params.replace(drafter=()), longest, sampling, stops)
     of_target = {start: whole[start.prompt].cut(start.max_tokens) for start in starts}
     return compare(branches, starts, of_target, noise if rule.seed_stable else None, rounds, stops)
@@ -251,7 +253,7 @@ def _all_branches(program: Round, params, starts, sampling, stops, rounds, noise
     limits = lengths + np.array([start.max_tokens for start in padded], np.int32)
     choices = _OF_THREAD.choices(key)
     # The rule decides nothing before the first round.
-    state = _begin(dataclasses.replace(program, rule=None), sampling, params, tokens, lengths, limits, _stop_ids(stops))
+    state = _begin(dataclasses.replace(program, rule=RULES["match"]), sampling, params, tokens, lengths, limits, _stop_ids(stops))
     branches = Branches.start(state, len(starts))
     step = functools.partial(_step, program, sampling, choices, params)
     for _ in range(rounds):
@@ -332,7 +334,7 @@ class _TargetLaw:
 
     def plain(self, noise: np.ndarray) -> tuple[int, ...]:
         """What plain decoding emits with ``noise`` [length, V]."""
-        output = ()
+        output: tuple[int, ...] = ()
         for place in range(self.length):
             first = self.completed(output)[0].start
             output += (int(np.argmax(self.log_probs[first, place] + noise[place])),)
@@ -348,7 +350,7 @@ def _target_laws(program: Round, params: Parameters, length: int, sampling, stop
     vocab_size = program.vocab_size
     outputs = np.array(list(itertools.product(range(vocab_size), repeat=length)), np.int32)
     width = max(map(len, PROMPTS)) + length
-    tokens = np.zeros((len(PROMPTS), len(outputs), width), np.int32)
+    tokens: np.ndarray = np.zeros((len(PROMPTS), len(outputs), width), np.int32)
     for row, prompt in enumerate(PROMPTS):
         tokens[row, :, : len(prompt)] = prompt
         tokens[row, :, len(prompt) : len(prompt) + length] = outputs

@@ -42,7 +42,7 @@ def compare(branches: Branches, starts, laws, noise, rounds: int, stops: tuple[i
       stops: ids behind which nothing may come.
     """
     errors, counterexamples, emitted = np.zeros(len(starts)), [], 0.0
-    by_origin = [[] for _ in starts]
+    by_origin: list[list[tuple[tuple[int, ...], float, int]]] = [[] for _ in starts]
     for row, origin in enumerate(branches.origins):
         place = slice(len(starts[origin].prompt), branches.state.lengths[row])
         output = tuple(int(token) for token in branches.state.tokens[row, place])

@@ -125,8 +125,8 @@ class EnumeratingChoices:
     def _on_host(self, function, shape, dtype, *arguments):
         """What ``function`` makes of concrete ``arguments``, an array of this shape and dtype."""
         dtype = np.dtype(dtype)
-        arguments = [jnp.asarray(argument) for argument in arguments]
-        dtypes = [argument.dtype for argument in arguments]
+        arrays = [jnp.asarray(argument) for argument in arguments]
+        dtypes = [array.dtype for array in arrays]
         result = jax.eval_shape(_to_words, jax.ShapeDtypeStruct(shape, dtype))
 
         def guarded(*words):
@@ -239,8 +239,9 @@ def branch_out(
     Raises:
       ReusedKeyError: two draws of one branch, in this step or an earlier one, used the same key.
     """
-    pending = [(row, ()) for row in range(len(branches.origins))]
-    states, parents, probabilities, used = [], [], [], []
+    pending: list[tuple[int, tuple[int, ...]]] = [(row, ()) for row in range(len(branches.origins))]
+    states, parents, probabilities = [], [], []
+    used: list[frozenset] = []
     while pending:
         paths, pending = pending[-CHUNK:], pending[:-CHUNK]
         num_paths = len(paths)
@@ -264,10 +265,10 @@ def branch_out(
         probabilities.append(choices.probabilities[:num_paths])
         used.extend(batch.used[row] | choices.drawn[row].keys() for row in range(num_paths))
         pending.extend((int(rows[row]), script) for row, script in choices.alternatives)
-    parents = np.concatenate(parents)
+    parent = np.concatenate(parents)
     return Branches(
         state=jax.tree.map(lambda *leaves: np.concatenate(leaves), *states),
-        origins=branches.origins[parents],
-        probabilities=branches.probabilities[parents] * np.concatenate(probabilities),
+        origins=branches.origins[parent],
+        probabilities=branches.probabilities[parent] * np.concatenate(probabilities),
         used=tuple(used),
     ).merged()

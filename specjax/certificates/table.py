@@ -12,7 +12,8 @@ from specjax.row_trees import TreeBounds
 from specjax.tree import NO_PARENT, ROOT, DraftTree, Law
 from specjax.verification import CHAIN, ROW_TREE, RULES, SHAPES, TREE, Rule, why_not
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 MOST_THREADS = 4
 """More would wait for Python, which traces in one thread at a time."""

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.cache import KVBlock, KVCache
-from specjax.drafters.base import BoundDrafter, NoDrafter
+from specjax.drafters.base import BoundDrafter, Stateless
 from specjax.drafters.draw import draw_children, only_where
 from specjax.models.base import ModelOutput
 from specjax.models.loaded import Model
@@ -92,7 +92,7 @@ def _logs(probabilities):
 
 
 @dataclasses.dataclass(frozen=True)
-class CountingTree(NoDrafter):
+class CountingTree(Stateless):
     """Drafts a tree of any shape, deterministically: the children of a token t are t + 1, t + 2, ... (modulo V)."""
 
     tree: DraftTree
@@ -129,7 +129,7 @@ def counting_tree(tree: DraftTree) -> BoundDrafter:
 
 
 @dataclasses.dataclass(frozen=True)
-class TableDrafter(NoDrafter):
+class TableDrafter(Stateless):
     """Drafts from a table of distributions, without a model behind it: a chain or tree by any laws that compiles fast.
 
     Which row of the table is q at a node depends on the committed length and on the tokens from the root down to the node.
@@ -144,6 +144,12 @@ class TableDrafter(NoDrafter):
     tree: DraftTree
     laws: tuple[Law, ...] | None = None
     law_choices = (Law.WITHOUT_REPLACEMENT, Law.INDEPENDENT, Law.COUPLED, Law.DETERMINISTIC)
+
+    @property
+    def fixed_laws(self) -> tuple[Law, ...]:
+        """``laws``, which a run has fixed before anything is drawn."""
+        assert self.laws is not None, "with_law comes first"
+        return self.laws
 
     def with_law(self, law):
         """See :meth:`specjax.drafters.Drafter.with_law`; laws that are fixed already stay."""
@@ -168,11 +174,11 @@ class TableDrafter(NoDrafter):
             valid = valid.at[:, index].set(valid[:, index] & possible)
             log_probs.append(recorded)
             paths |= {child: 31 * paths[node] + drawn[:, rank] + 1 for rank, child in enumerate(nodes)}
-        return Draft(tokens, valid, jnp.stack(log_probs, axis=1), tree, self.laws).checked(), state
+        return Draft(tokens, valid, jnp.stack(log_probs, axis=1), tree, self.fixed_laws).checked(), state
 
     def _children(self, params, context, choices, nodes, log_probs):
         """Children ``nodes`` drawn from ``log_probs`` [B, width], which of them there are, and log q [B, V] as it is stored."""
-        laws = [self.laws[node - 1] for node in nodes]
+        laws = [self.fixed_laws[node - 1] for node in nodes]
         noise = None
         if Law.COUPLED in laws:
             noise = choices.gumbel(self.tree.depths[nodes[0]] - 1, context.logits_width, context.logits_dtype)

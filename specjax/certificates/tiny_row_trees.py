@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.certificates.tiny import random_table
-from specjax.drafters.base import BoundDrafter, NoDrafter
+from specjax.drafters.base import BoundDrafter, Stateless
 from specjax.row_trees import RowTrees, TreeBounds, best_nodes
 from specjax.tree import NO_PARENT, Draft, Law
 
@@ -16,7 +16,7 @@ LEAST_LIKELY = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
-class RowTreeDrafter(NoDrafter):
+class RowTreeDrafter(Stateless):
     """Drafts from a table of distributions: per depth the best tokens behind the best nodes, and of these the best overall.
 
     The row of the table that is q at a node depends on the committed length and on the tokens from the root down to it, as in
@@ -59,7 +59,7 @@ class RowTreeDrafter(NoDrafter):
         # Of the nodes whose children come next: what was drafted down to them, in one number, and their number as candidates.
         paths, reached = 7 * context.lengths[:, None] + newest, jnp.zeros((batch, 1), table.dtype)
         place = jnp.full((batch, 1), NO_PARENT, jnp.int32)
-        levels = []
+        levels: list[tuple[jax.Array, jax.Array, jax.Array]] = []
         for depth in range(self.tree.depth):
             log_probs = table[paths % len(table)]
             if self.law is Law.COUPLED:

@@ -53,7 +53,7 @@ class OffsetsAsIds(TableDrafter):
     """Takes the offsets of a reduced vocabulary for ids where it proposes a token, and reads them well where it stores q."""
 
     def _children(self, params, context, choices, nodes, log_probs):
-        laws = [self.laws[node - 1] for node in nodes]
+        laws = [self.fixed_laws[node - 1] for node in nodes]
         drawn, possible = draw_children(choices, laws, nodes, log_probs, None)
         of_target = jnp.arange(log_probs.shape[1]) + params["offsets"]
         return params["offsets"][drawn], possible, widened(log_probs, of_target, context.logits_width)

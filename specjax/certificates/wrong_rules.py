@@ -107,11 +107,11 @@ class BlockRule:
             passes = jnp.where(node == drafted, weight, passes)
             coins.append(choices.bernoulli(Stream.ACCEPT, node, jnp.where(node <= drafted, passes, 0)))
             weights.append(weight)
-        coins = jnp.stack(coins, axis=1)
+        passed = jnp.stack(coins, axis=1)
         if self.mistake == "first failure":
-            num_accepted = count_valid_prefix(coins)
+            num_accepted = count_valid_prefix(passed)
         else:
-            num_accepted = jnp.max(jnp.where(coins, jnp.arange(1, draft.tree.size)[None, :], 0), axis=1).astype(jnp.int32)
+            num_accepted = jnp.max(jnp.where(passed, jnp.arange(1, draft.tree.size)[None, :], 0), axis=1).astype(jnp.int32)
         weight = take_node(jnp.stack(weights, axis=1), num_accepted)
         if self.mistake == "token residual":
             weight = jnp.ones_like(weight)
@@ -131,7 +131,7 @@ class SiblingRule:
     seed_stable = False
     laws = (Law.WITHOUT_REPLACEMENT,)
     shapes = frozenset({CHAIN, TREE})
-    refusals: ClassVar = {}
+    refusals: ClassVar[dict[Law, str]] = {}
 
     def __call__(self, choices, draft, target_log_probs):
         """See :class:`specjax.verification.base.Rule`."""
@@ -142,7 +142,7 @@ class SiblingRule:
                 child = jnp.where(accepted == ROOT, children[:, rank], ROOT)
                 drafted = jnp.maximum(child, 1)
                 token = jnp.take_along_axis(draft.tokens, drafted[:, None] - 1, axis=1)[:, 0]
-                proposed = proposal_log_probs(draft, drafted, *target.shape[1:], target.dtype)
+                proposed = proposal_log_probs(draft, drafted, target.shape[1], target.dtype)
                 if self.mistake == "renormalisation forgotten":
                     proposed = jnp.where(
                         jnp.isneginf(proposed), proposed, take_node(draft.parent_log_probs, self._row(draft, drafted))

@@ -144,6 +144,8 @@ def in_vocabulary_of(target: Model, draft: Model, least_share: float = LEAST_SHA
             raise ValueError(f"in_vocabulary_of: {name} ({model.name}) has no tokenizer, so it is not known what its ids mean")
     if isinstance(least_share, bool) or not isinstance(least_share, (int, float)) or not 0 <= least_share <= 1:
         raise ValueError(f"in_vocabulary_of: least_share is {least_share!r}; it must be from 0 to 1")
+    assert target.tokenizer is not None
+    assert draft.tokenizer is not None
     common = common_tokens(target.tokenizer, draft.tokenizer)
     if common.num_common == 0 or common.share < least_share:
         raise ValueError(

@@ -10,7 +10,7 @@ experts.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -178,7 +178,7 @@ class _LayerReader:
             rows = np.split(self.read(names.qkv), np.cumsum([heads * group * size, heads * size]))
         else:
             rows = [self.read(name) for name in (names.query, names.key, names.value)]
-        attention = {
+        attention: dict[str, Any] = {
             "qkv": self.fused_heads(rows, (width,)),
             "out": self.read(names.out).reshape(width, heads, group, size),
         }
@@ -211,6 +211,7 @@ class _LayerReader:
 
     def experts(self, names: TensorNames) -> dict:
         config = self.config
+        assert config.experts is not None
         count = config.experts.num_experts
         gate_up = np.empty((count, 2, config.mlp_width, config.width), self.dtype)
         down = np.empty((count, config.width, config.mlp_width), self.dtype)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +41,7 @@ def save_head(head: TrainedHead, folder: str | Path, dtype=jnp.bfloat16) -> Path
     unfinished = folder.with_name(folder.name + ".part")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    tree = {"head": head.params_in(dtype)}
+    tree: dict[str, Any] = {"head": head.params_in(dtype)}
     if head.ids is not None:
         tree["ids"] = jnp.asarray(head.ids, jnp.int32)
     files = save_arrays(unfinished / PARAMS, tree)

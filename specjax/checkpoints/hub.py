@@ -35,8 +35,9 @@ def is_hub_id(source: object) -> bool:
       >>> [is_hub_id(source) for source in ("org/name", "name", "./org/name", "org/name.gguf", "a/b/c")]
       [True, False, False, False, False]
     """
-    named = isinstance(source, str) and not source.startswith(".") and not source.endswith(".gguf")
-    return named and re.fullmatch(r"[\w.-]+/[\w.-]+", source) is not None
+    if not isinstance(source, str) or source.startswith(".") or source.endswith(".gguf"):
+        return False
+    return re.fullmatch(r"[\w.-]+/[\w.-]+", source) is not None
 
 
 def fetch(repository: str, revision: str | None = None, subfolder: str = "") -> Path:

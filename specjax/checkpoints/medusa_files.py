@@ -8,6 +8,7 @@ target's. Checkpoints that only a pickle holds are refused.
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -55,7 +56,7 @@ def load_medusa(path: str | Path, target: Model) -> TrainedHead:
         named[int(match[1]), int(match[2]), match[3]] = name
     own_output = any(part == "weight" for _, _, part in named)
     config = MedusaConfig(mark.width, mark.vocab_size, num_heads, num_blocks, own_output=own_output)
-    wanted = {}
+    wanted: dict[tuple[int, int, str], tuple[int, ...]] = {}
     for head in range(num_heads):
         for block in range(num_blocks):
             wanted[head, block, "linear.weight"] = (mark.width, mark.width)
@@ -75,7 +76,7 @@ def load_medusa(path: str | Path, target: Model) -> TrainedHead:
     def stacked(block, part):
         return jnp.asarray(np.stack([reader.read(named[head, block, part], np.float32) for head in range(num_heads)]))
 
-    params = {"blocks": {}}
+    params: dict[str, Any] = {"blocks": {}}
     for block in range(num_blocks):
         params["blocks"][block] = {"weight": stacked(block, "linear.weight"), "bias": stacked(block, "linear.bias")}
     if own_output:

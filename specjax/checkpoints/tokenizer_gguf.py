@@ -7,6 +7,7 @@ differs in details (it does not normalise for qwen2); what the model was trained
 
 import dataclasses
 import enum
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
@@ -96,7 +97,7 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer | None:
                 ("pad_token", "padding"),
             )
         )
-        if _known_id(file, key, id, kinds)
+        if id is not None and _known_id(file, key, id, kinds)
     }
     bos, eos = special.pop("bos_token", None), special.pop("eos_token", None)
     wanted = {}
@@ -136,7 +137,7 @@ def _vocabulary(file: GGUFFile) -> tuple[list[str], list[int]]:
 
 
 def _pre_tokenizer(file: GGUFFile) -> PreTokenizer:
-    name = file.metadata.get("tokenizer.ggml.pre")
+    name: Any = file.metadata.get("tokenizer.ggml.pre")
     pre = PRE_TOKENIZERS.get(ALIASES.get(name, name))
     if pre is None:
         raise ValueError(
@@ -205,7 +206,7 @@ def _backend(file: GGUFFile, pre: PreTokenizer, tokens, kinds) -> tokenizers.Tok
     backend = tokenizers.Tokenizer(tokenizer_models.BPE(vocabulary, pairs, ignore_merges=pre.ignore_merges))
     if pre.normalise:
         backend.normalizer = normalizers.NFC()
-    steps = []
+    steps: list[pre_tokenizers.PreTokenizer] = []
     if pre.digits_apart:
         steps.append(pre_tokenizers.Digits(individual_digits=True))
     if pre.pattern is not None:

@@ -200,7 +200,7 @@ def _summary(done, output, say):
 @contextlib.contextmanager
 def _finish_on_interrupt(say):
     """Yields a list that is no longer empty once somebody pressed Ctrl-C, or the system asked the process to end."""
-    asked = []
+    asked: list[int] = []
 
     def ask(signum, frame):
         del frame

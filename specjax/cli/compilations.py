@@ -34,10 +34,10 @@ class Compilations:
     def _event(self, event: str, **_) -> None:
         self.found += event == FOUND
 
-    def _duration(self, event: str, seconds: float, **_) -> None:
+    def _duration(self, event: str, duration_secs: float, **_) -> None:
         if event == COMPILED:
             self.programs += 1
-            self.seconds += seconds
+            self.seconds += duration_secs
 
     def __str__(self) -> str:
         return f"compiled {self.programs - self.found} programs and fetched {self.found} compiled ones in {self.seconds:.1f} s"

@@ -69,16 +69,16 @@ def generate(
 
     target = specjax.load_model(model, revision=revision, dtype=dtype)
     made = make_drafter(parts, num_speculative_tokens, dtype, target, rule)
-    asked = text if raw or not has_chat_template(target) else [{"role": "user", "content": text}]
+    question = text if raw or not has_chat_template(target) else [{"role": "user", "content": text}]
     adaptive = drafter == "auto" if adaptive is None else adaptive
     run = {"drafter": made, "rule": rule, "allow_lossy": allow_lossy, "adaptive": adaptive}
 
     print_header(target)
     if as_json:
-        documents = [to_document(completion) for completion in specjax.generate(target, [asked], params, **run)]
+        documents = [to_document(completion) for completion in specjax.generate(target, [question], params, **run)]
         print(json.dumps(documents if n > 1 else documents[0]))
         return
-    print_statistics(print_text(specjax.stream(target, asked, params, **run)))
+    print_statistics(print_text(specjax.stream(target, question, params, **run)))
 
 
 def to_document(completion) -> dict:

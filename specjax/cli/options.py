@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -174,7 +174,7 @@ def sampling_params(context: typer.Context):
     """
     import specjax
 
-    given = {field.name: context.params.get(field.name) for field in dataclasses.fields(specjax.SamplingParams)}
+    given: dict[str, Any] = {field.name: context.params.get(field.name) for field in dataclasses.fields(specjax.SamplingParams)}
     return specjax.SamplingParams(**{name: value for name, value in given.items() if name in context.params})
 
 
@@ -198,7 +198,7 @@ def join_arguments(
         raise CallError(
             f"{there[0]} is given without {' and '.join(missing)}; several processes need all of {', '.join(names.values())}"
         )
-    if there:
+    if coordinator_address is not None and num_processes is not None and process_id is not None:
         host, colon, port = coordinator_address.rpartition(":")
         if not host or not colon or not port.isdecimal() or not 1 <= int(port) <= 65535:
             raise CallError(f"--coordinator-address is {coordinator_address!r}; it must be HOST:PORT with a port from 1 to 65535")

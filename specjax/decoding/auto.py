@@ -19,6 +19,7 @@ from specjax.drafters.base import BoundDrafter
 from specjax.measurements import Measured, is_steady, measured_once
 from specjax.models.decoder import Decoder
 from specjax.models.loaded import Model
+from specjax.models.medusa_heads import MedusaHeads
 from specjax.models.shallow import keep_layers
 from specjax.models.trained_head import TrainedHead
 from specjax.tree import DraftTree
@@ -90,7 +91,7 @@ def time_passes(model: Model) -> Measured:
         tokens = jnp.arange(size)[None, :]
         cases["layer", size] = (layers, tokens)
         cases["output", size] = (output, layers(kept.params, tokens))
-    seconds = {case: [] for case in cases}
+    seconds: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
     for repeat in range(REPEATS + 1):
         for case, (function, inputs) in cases.items():
             start = time.perf_counter()
@@ -112,12 +113,11 @@ def best_of_head(head: TrainedHead, costs: PassCosts, chains_only: bool = False)
       chains_only: whether the rule takes no branches.
     """
     accuracies = [list(row) for row in head.facts["accuracies"]]
-    config = head.functions.config
     size = len(head.ids) if head.ids is not None else head.vocab_size
     output = {tokens: seconds * size / head.vocab_size for tokens, seconds in costs.output.items()}
-    if head.kind == "medusa":
+    if isinstance(head.functions, MedusaHeads):
         # All heads at once, from one state.
-        num_heads = config.num_heads
+        num_heads = head.functions.config.num_heads
         levels = [costs.layer[1] * num_heads / 4 + num_heads * output[1], *[0.0] * (len(accuracies) - 1)]
     else:
         # What it accepts at the deepest level that was measured, it accepts below.

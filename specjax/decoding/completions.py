@@ -104,7 +104,7 @@ class Row:
     def follow_text(self) -> None:
         """Makes the text as the tokens come; otherwise it is made in one go at the end."""
         if self._text is None and self._decode is not None:
-            stop, include, least = self.settings.stop, self.settings.include_stop_str_in_output, self.settings.min_tokens
+            stop, include, least = self.settings.stop or (), self.settings.include_stop_str_in_output, self.settings.min_tokens
             self._text = CompletionText(self._decode, stop, include, least)
             self._text.push(self._text_ids)
 
@@ -129,7 +129,9 @@ class Row:
         self._token_ids.extend(tokens)
         self._text_ids.extend(text_ids)
         if self._logprobs is not None:
-            chosen, top_ids, top = (a[place][emitted] for a in (info.logprobs.chosen, info.logprobs.top_ids, info.logprobs.top))
+            reported = info.logprobs
+            assert reported is not None  # the round reports them if any of its rows asks
+            chosen, top_ids, top = (a[place][emitted] for a in (reported.chosen, reported.top_ids, reported.top))
             most = self.settings.logprobs
             for token, own, ids, values in zip(tokens, chosen.tolist(), top_ids.tolist(), top.tolist(), strict=False):
                 # A token that cannot come is none of the most likely, however few there are.
@@ -171,7 +173,15 @@ def row_counters(counters: Counters, place: int) -> Counters:
     return jax.tree.map(lambda values: values[place], counters)
 
 
-def row_stats(program: Round, law: Law | None, counters: Counters, num_tokens: int, **times: float | None) -> Stats:
+def row_stats(
+    program: Round,
+    law: Law | None,
+    counters: Counters,
+    num_tokens: int,
+    plain_round_seconds: float | None = None,
+    drafting_round_seconds: float | None = None,
+    **times: float,
+) -> Stats:
     """Statistics of one row.
 
     Args:
@@ -179,7 +189,7 @@ def row_stats(program: Round, law: Law | None, counters: Counters, num_tokens: i
       law: how its drafter drew.
       counters: the row's own, NumPy arrays without the axis of rows.
       num_tokens: tokens that it emitted.
-      **times: fields of :class:`specjax.Stats` in seconds.
+      plain_round_seconds, drafting_round_seconds, **times: fields of :class:`specjax.Stats` in seconds.
     """
     per_position = counters.num_accepted_tokens_per_pos.tolist()
     return Stats(
@@ -194,6 +204,8 @@ def row_stats(program: Round, law: Law | None, counters: Counters, num_tokens: i
             name: SourceStats(**{count: int(values[place]) for count, values in vars(counters.by_source).items()})
             for place, name in enumerate(sources_of(program.drafter))
         },
+        plain_round_seconds=plain_round_seconds,
+        drafting_round_seconds=drafting_round_seconds,
         **times,
     )
 

@@ -121,7 +121,7 @@ class Batch:
       rows: what each row is to become, one for every completion.
       capacity: S, cache entries per row.
       prefill_width: prompt tokens per pass. The rounds do not depend on it and are not compiled anew for it.
-      law: how the drafter draws; q, and with it the overlap, is known unless it is deterministic.
+      law: how the drafter draws, None if it never does; q, and with it the overlap, is known unless it is deterministic.
       measured: whether rounds draft by costs that are known; else they are measured before the first.
     """
 
@@ -132,7 +132,7 @@ class Batch:
     rows: list[Row]
     capacity: int
     prefill_width: int
-    law: Law
+    law: Law | None
     measured: bool = True
 
     def __post_init__(self):
@@ -311,6 +311,7 @@ class Batch:
         return [self._completion(index) for index in range(len(self.rows))]
 
     def _completion(self, index: int) -> Completion:
+        assert self._counters is not None, "the batch has not run"
         row, counters = self.rows[index], row_counters(self._counters, index)
         if index in self._excess:
             counters = jax.tree.map(np.subtract, counters, self._excess[index])

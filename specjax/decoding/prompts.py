@@ -85,7 +85,7 @@ def logits_dtype(model: Model):
 def check_processor(logits_processor, model: Model) -> None:
     """Raises ValueError unless ``logits_processor`` is what ``generate`` takes. Nothing is computed."""
     name = f"logits_processor is {logits_processor!r}"
-    if not callable(logits_processor) or not isinstance(logits_processor, Hashable):
+    if not isinstance(logits_processor, Hashable) or not callable(logits_processor):
         raise ValueError(f"{name}; it must be a hashable function (tokens, prompt_length, length, logits) -> logits")
     logits = jax.ShapeDtypeStruct(model.logits.shape, logits_dtype(model))
     text, number = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((model.max_positions,), ()))
@@ -93,5 +93,6 @@ def check_processor(logits_processor, model: Model) -> None:
         result = jax.eval_shape(logits_processor, text, number, number, logits)
     except Exception as error:
         raise ValueError(f"{name}; traced by JAX it fails: {error}") from error
-    if jax.tree.structure(result) != jax.tree.structure(logits) or (result.shape, result.dtype) != (logits.shape, logits.dtype):
+    one = jax.tree.structure(result) == jax.tree.structure(logits)  # type: ignore[operator]  # jaxlib has no hints
+    if not one or (result.shape, result.dtype) != (logits.shape, logits.dtype):
         raise ValueError(f"{name}; it must return {logits.dtype.name}{list(logits.shape)}, not {result}")

@@ -184,6 +184,7 @@ class Round:
             choices = KeyedChoices(state.sampling.seeds, state.sampling.completion, state.lengths)
         if state.acceptance is not None:
             room = jnp.where(state.running, state.limits - state.lengths - 1, -1)
+            assert params.round_seconds is not None  # what is accepted is kept for these
             depths = self.draft_depths, source_depths(self.drafter)
             depth = depth_that_pays(params.round_seconds, *depths, state.acceptance, room, self.layout)
             state = state.replace(max_depths=jnp.broadcast_to(depth, state.max_depths.shape))
@@ -209,7 +210,8 @@ class Round:
         with jax.named_scope("verify"):
             log_probs, logits, features, block = self._verify(params.target, state, draft, context.distribution)
         with jax.named_scope("judge"):
-            verdict, findings = self._judge(*self.layout.judged((choices, draft)), log_probs, logits)
+            own_choices, own_draft = self.layout.judged((choices, draft))
+            verdict, findings = self._judge(own_choices, own_draft, log_probs, logits)
         # All that is left of the vocabularies are a few numbers per node.
         verdict, (broken, common, logprobs) = self.layout.verdict((verdict, findings), state.lengths.shape[0])
 
@@ -284,6 +286,7 @@ class Round:
 
     def _token_logprobs(self, logits, emitted) -> TokenLogprobs:
         """What is reported of the ``emitted`` tokens [B, C]; ``logits`` [B, C, V] are those that each was drawn from."""
+        assert self.num_logprobs is not None
         real = jnp.arange(logits.shape[-1]) < self.vocab_size
         log_probs = jax.nn.log_softmax(jnp.where(real[None, None], logits, -jnp.inf), axis=-1)
         chosen = jnp.take_along_axis(log_probs, emitted[..., None], axis=-1)[..., 0]

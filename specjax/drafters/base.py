@@ -5,7 +5,6 @@ C tokens of one ``observe`` call, F feature layers, E model width.
 """
 
 import dataclasses
-import numbers
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ from specjax.cache import KVCache
 from specjax.choices import Choices
 from specjax.models.base import ModelFunctions
 from specjax.models.loaded import Model
+from specjax.numeric import is_whole
 from specjax.row_trees import TreeBounds
 from specjax.sampling.params import SamplingArrays
 from specjax.sampling.path import PathDistribution
@@ -150,7 +150,14 @@ class BoundDrafter:
     def target_functions(self, target: Model) -> ModelFunctions:
         """The target's functions, showing the layers that the drafter reads."""
         layers = feature_layers_of(self.functions)
-        return target.functions.with_features(layers) if layers else target.functions
+        if not layers:
+            return target.functions
+        if not hasattr(target.functions, "with_features"):
+            raise ValueError(
+                f"drafter {self.name or self.functions!r:.200} reads layers {layers} of the target; model {target.name!r} is a "
+                f"{type(target.functions).__name__} without with_features (see specjax.models.decoder.Decoder)"
+            )
+        return target.functions.with_features(layers)
 
     def params_for(self, target: Model) -> Any:
         """The parameters beside this target: those of the drafter, unless it shares some of the target's."""
@@ -189,12 +196,8 @@ def bind(drafter) -> BoundDrafter:
     return BoundDrafter(drafter, name=type(drafter).__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class NoDrafter:
-    """Proposes nothing: a round is one step of plain decoding, through the same code."""
-
-    tree = DraftTree.chain(0)
-    law_choices = ()
+class Stateless:
+    """The methods of a drafter that carries nothing from round to round: all that it drafts with is in its context."""
 
     def with_law(self, law):
         """See :meth:`Drafter.with_law`."""
@@ -211,19 +214,27 @@ class NoDrafter:
         del params, tokens, features, counts
         return state
 
-    def propose(self, params, state, context, choices, num_draft):
-        """See :meth:`Drafter.propose`."""
-        del params, context, choices
-        return Draft.empty(num_draft.shape[0]), state
-
     def reset(self, state, rows):
         """See :meth:`Drafter.reset`."""
         del rows
         return state
 
 
+@dataclasses.dataclass(frozen=True)
+class NoDrafter(Stateless):
+    """Proposes nothing: a round is one step of plain decoding, through the same code."""
+
+    tree = DraftTree.chain(0)
+    law_choices = ()
+
+    def propose(self, params, state, context, choices, num_draft):
+        """See :meth:`Drafter.propose`."""
+        del params, context, choices
+        return Draft.empty(num_draft.shape[0]), state
+
+
 def check_num_speculative_tokens(value, least: int = 0) -> int:
     """``value`` if it is a draft length from ``least`` to 32."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= value <= 32:
+    if not is_whole(value) or not least <= value <= 32:
         raise ValueError(f"num_speculative_tokens is {value!r}; it must be a whole number from {least} to 32")
     return int(value)

@@ -9,6 +9,7 @@ Its cache between rounds, with n committed tokens and K drafts (the newest draft
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,9 @@ from specjax.drafters.heads import HeadDrafter
 from specjax.drafters.model_drafter import ModelDrafter
 from specjax.drafters.stopping import DraftStep, StopHook
 from specjax.drafters.tree_growing import check_growth
+from specjax.models.base import ModelFunctions
 from specjax.models.decoder import Decoder
+from specjax.models.draft_layers import DraftLayers
 from specjax.models.loaded import Model
 from specjax.models.other_vocabulary import OtherVocabulary
 from specjax.models.trained_head import TrainedHead
@@ -178,16 +181,18 @@ def draft_model(
       >>> drafter.functions.tree.parents, drafter.functions.split
       ((-1, 0, 1, 2), True)
     """
-    settings, binding = _settings_and_binding(model)
-    settings = (*settings, _checked_split(model, split))
+    sizes, binding = _sizes_and_binding(model)
+    settings = (*sizes, _checked_split(model, split))
     if stop is not None and (isinstance(stop, type) or not callable(stop)):
         raise ValueError(f"draft_model: stop is {stop!r}; it must be a hook such as specjax.drafters.StopAtEntropy()")
     if branching is not None and not isinstance(tree, TreeBounds):
         raise ValueError(f"draft_model: branching is {branching!r}; it is for trees within bounds (specjax.row_trees.TreeBounds)")
     if tree is None and num_speculative_tokens is None and stop is None:
-        tree = getattr(model, "tree", None)
-        if tree is not None and tree.is_chain:
-            tree, num_speculative_tokens = None, tree.depth
+        own = model.tree if isinstance(model, TrainedHead) else None
+        if own is not None and own.is_chain:
+            num_speculative_tokens = own.depth
+        else:
+            tree = own
     if tree is None:
         length = DEFAULT_LENGTH if num_speculative_tokens is None else num_speculative_tokens
         return binding(DraftModel(*settings, check_num_speculative_tokens(length), stop))
@@ -224,19 +229,18 @@ def _checked_split(model, split) -> bool:
     return True
 
 
-def _settings_and_binding(model):
+def _sizes_and_binding(model) -> tuple[tuple[ModelFunctions, int, int], Callable[..., BoundDrafter]]:
     """What every :class:`ModelDrafter` is told of the model, and what binds one to its parameters."""
     if isinstance(model, Model):
-        settings = (model.functions, model.vocab_size, model.max_positions)
-        return settings, functools.partial(BoundDrafter, params=model.params, name=f"draft_model({model.name})", model=model)
+        sizes = (model.functions, model.vocab_size, model.max_positions)
+        return sizes, functools.partial(BoundDrafter, params=model.params, name=f"draft_model({model.name})", model=model)
     if not isinstance(model, TrainedHead):
         raise ValueError(f"draft_model: model is {model!r:.200}; it must be a specjax.Model (see specjax.load_model)")
-    if model.kind != "draft":
+    if not isinstance(model.functions, DraftLayers):
         raise ValueError(
             f"draft_model: model is a trained head of kind {model.kind}; it must be a distilled draft model, or a specjax.Model "
             f"(specjax.drafters.{model.kind} takes this head)"
         )
     decoder = model.functions.config.decoder
     name = f"draft_model({decoder.num_layers} layers for {model.target.name})"
-    settings = (model.functions, decoder.vocab_size, decoder.max_positions)
-    return settings, functools.partial(HeadDrafter, name=name, head=model)
+    return (model.functions, decoder.vocab_size, decoder.max_positions), functools.partial(HeadDrafter, name=name, head=model)

@@ -19,12 +19,14 @@ from specjax.drafters.base import Context
 from specjax.drafters.model_drafter import ModelDrafter
 from specjax.drafters.tree_drafting import Level, TreeDrafting, paths_at
 from specjax.drafters.tree_growing import Grown, TreeGrowing
-from specjax.row_trees import TreeBounds
+from specjax.row_trees import RowTrees, TreeBounds
 from specjax.tree import DraftTree, Law
 
 
 class UncommittedDrafts(ModelDrafter):
     """A model whose drafts never enter its cache."""
+
+    tree: DraftTree | TreeBounds
 
     @property
     def steady_width(self) -> int:
@@ -112,5 +114,6 @@ class GrowingDraftModel(TreeGrowing, UncommittedDrafts):
         nothing = (*self.nothing_grown(context), state.cache)
         *grown, cache = jax.lax.cond(jnp.any(drafting), grow, lambda nothing: nothing, nothing)
         draft = self.grown_draft(*grown)
+        assert isinstance(draft.tree, RowTrees)
         deep_enough = draft.tree.depths[:, 1:] <= self.room(state, context)[:, None]
         return draft.replace(valid=draft.valid & asked & deep_enough & drafting[:, None]), state.replace(cache=cache)

@@ -53,7 +53,10 @@ def draw_children(
     left, left_in_ranking = log_probs, log_probs if ranking is None else ranking
     ids = jnp.arange(log_probs.shape[-1])[None, :]
     for law, node in zip(laws, nodes, strict=True):
-        scores = left_in_ranking + noise if law is Law.COUPLED else left_in_ranking
+        scores = left_in_ranking
+        if law is Law.COUPLED:
+            assert noise is not None
+            scores = scores + noise
         token = jnp.argmax(scores, axis=-1).astype(jnp.int32)
         available = jnp.any(left_in_ranking > -jnp.inf, axis=-1)
         if law in DRAWN:

@@ -6,8 +6,10 @@ from specjax.drafters.base import BoundDrafter, check_num_speculative_tokens
 from specjax.drafters.eagle import Eagle, GrowingEagle
 from specjax.drafters.medusa import Medusa
 from specjax.drafters.tree_growing import check_growth
+from specjax.models.eagle_head import EagleHead
 from specjax.models.loaded import Model
-from specjax.models.trained_head import TrainedHead
+from specjax.models.medusa_heads import MedusaHeads
+from specjax.models.trained_head import TrainedHead, target_functions
 from specjax.row_trees import TreeBounds
 from specjax.tree import DraftTree
 
@@ -15,7 +17,7 @@ DEFAULT_LENGTH = 4
 """Draft tokens per round of an autoregressive head if neither call nor head says anything."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class HeadDrafter(BoundDrafter):
     """A drafter whose parameters are a trained head's and, beside them, some of its target's.
 
@@ -23,7 +25,7 @@ class HeadDrafter(BoundDrafter):
       head: what was trained, of any kind.
     """
 
-    head: TrainedHead | None = None
+    head: TrainedHead
 
     def check_target(self, target: Model) -> None:
         """Raises ValueError if the head was trained for another target."""
@@ -34,7 +36,7 @@ class HeadDrafter(BoundDrafter):
 
         Beside an int8 target it is in the dtype of the states that it reads.
         """
-        dtype = target.functions.embedding_matrix(target.params).dtype
+        dtype = target_functions(target).embedding_matrix(target.params).dtype
         return {"own": self.head.params_in(dtype), "shared": self.head.shared(target)}
 
 
@@ -50,7 +52,7 @@ def medusa(heads: TrainedHead, num_speculative_tokens: int | None = None, *, tre
     Raises:
       ValueError: names the argument, its value and what would be right.
     """
-    if not isinstance(heads, TrainedHead) or heads.kind != "medusa":
+    if not isinstance(heads, TrainedHead) or not isinstance(heads.functions, MedusaHeads):
         raise ValueError(f"medusa: heads is {heads!r:.200}; it must be trained Medusa heads (see specjax.load_head)")
     config = heads.functions.config
     tree = _tree("medusa", heads, num_speculative_tokens, tree, config.num_heads)
@@ -81,7 +83,7 @@ def eagle(
     Raises:
       ValueError: names the argument, its value and what would be right.
     """
-    if not isinstance(head, TrainedHead) or head.kind != "eagle":
+    if not isinstance(head, TrainedHead) or not isinstance(head.functions, EagleHead):
         raise ValueError(f"eagle: head is {head!r:.200}; it must be a trained autoregressive head (see specjax.load_head)")
     name = f"eagle({head.target.name})"
     if isinstance(tree, TreeBounds):

@@ -88,7 +88,7 @@ class Stacked:
 
     @functools.cached_property
     def _overlay(self):
-        return overlay(self.first.tree.num_nodes, self.then.tree)
+        return overlay(self.first.tree.num_nodes, _fixed_tree(self.then))
 
     @property
     def tree(self) -> DraftTree:
@@ -199,7 +199,7 @@ class Stacked:
         if log_probs is None or all(law is Law.DETERMINISTIC for law in laws):
             return None
         tree, chain, nodes = self._overlay
-        row_of = {(ROOT, *nodes)[node]: row for row, node in enumerate(self.then.tree.inner_nodes)}
+        row_of = {(ROOT, *nodes)[node]: row for row, node in enumerate(_fixed_tree(self.then).inner_nodes)}
         if len(row_of) < len(tree.inner_nodes):
             nothing = jnp.zeros_like(log_probs[:, 0])
             rows = [log_probs[:, row_of[node]] if node in row_of else nothing for node in tree.inner_nodes]
@@ -216,6 +216,12 @@ class Stacked:
     def reset(self, state, rows):
         """See :meth:`specjax.drafters.Drafter.reset`."""
         return StackedState(self.first.reset(state.first, rows), self.then.reset(state.then, rows))
+
+
+def _fixed_tree(drafter: Drafter) -> DraftTree:
+    """The tree of a drafter that has the same one for all rows."""
+    assert isinstance(drafter.tree, DraftTree)
+    return drafter.tree
 
 
 def _asked(nodes: tuple[int, ...], num_draft: jax.Array) -> jax.Array:
@@ -245,6 +251,7 @@ class BoundStack(BoundDrafter):
       parts: the two drafters.
     """
 
+    functions: Stacked
     parts: tuple[BoundDrafter, ...] = ()
 
     def check_target(self, target) -> None:
@@ -281,6 +288,12 @@ def stacked(first: Any, then: Any) -> BoundStack:
         if part is None or not bind(part).functions.law_choices:
             raise ValueError(f"stacked: {name} is {part!r:.200}; it must be a drafter that proposes something")
     first, then = bind(first), bind(then)
+    for name, part in (("first", first), ("then", then)):
+        if not isinstance(part.functions.tree, DraftTree):
+            raise ValueError(
+                f"stacked: {name} is {part.name}, which shapes a tree for every row; it must propose the same tree in all rows: "
+                "both of a stack draft within one"
+            )
     if not first.functions.tree.is_chain:
         raise ValueError(
             f"stacked: first is {first.name}, which proposes the tree {first.functions.tree.parents}; it must propose chains: "

@@ -8,12 +8,13 @@ token, then stop" is allowed; "draw, and drop it" cannot be written.
 
 import dataclasses
 import math
-import numbers
 from typing import Protocol
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+
+from specjax.numeric import is_real
 
 
 @flax.struct.dataclass
@@ -113,5 +114,5 @@ def _check_share(hook):
 
 def _check(hook, name, right, wanted):
     value = getattr(hook, name)
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not right(value):
+    if not is_real(value) or not right(value):
         raise ValueError(f"{type(hook).__name__}: {name} is {value!r}; it must be {wanted}")

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -56,8 +56,8 @@ def levels(tree: DraftTree) -> tuple[Level, ...]:
     """
     found = []
     by_depth = sorted(tree.inner_nodes, key=lambda node: tree.depths[node])
-    for depth, inner in itertools.groupby(by_depth, lambda node: tree.depths[node]):
-        inner = tuple(inner)
+    for depth, nodes in itertools.groupby(by_depth, lambda node: tree.depths[node]):
+        inner = tuple(nodes)
         fed = tuple(sorted({ancestor for node in inner for ancestor in tree.paths[node]}))
         found.append(Level(depth, inner, fed, tree.ancestor_mask[np.ix_(fed, fed)]))
     return tuple(found)
@@ -73,6 +73,13 @@ class TreeDrafting:
 
     tree: DraftTree
     laws: tuple[Law, ...] | None
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field]]
+
+    @property
+    def fixed_laws(self) -> tuple[Law, ...]:
+        """``laws``, which a run has fixed before anything is drawn."""
+        assert self.laws is not None, "with_law comes first"
+        return self.laws
 
     @property
     def law_choices(self) -> tuple[Law, ...]:
@@ -98,7 +105,7 @@ class TreeDrafting:
 
     def draft(self, tokens: jax.Array, valid: jax.Array, log_probs: jax.Array) -> Draft:
         """The proposal of what was drawn."""
-        return Draft(tokens, valid, log_probs, self.tree, self.laws).checked()
+        return Draft(tokens, valid, log_probs, self.tree, self.fixed_laws).checked()
 
     def draw_tree(
         self,
@@ -161,13 +168,13 @@ class TreeDrafting:
         """
         tree = self.tree
         noise = None
-        if any(self.laws[child - 1] is Law.COUPLED for node in level.inner for child in tree.children[node]):
+        if any(self.fixed_laws[child - 1] is Law.COUPLED for node in level.inner for child in tree.children[node]):
             noise = self._noise(choices, level.depth, log_probs)
         drawn, drafted, proposed = [], [], []
         for place, node in enumerate(level.inner):
             nodes = tree.children[node]
             drawing = asked[:, nodes[0] - 1] & (valid[:, node - 1] if node > ROOT else True)
-            laws = [self.laws[child - 1] for child in nodes]
+            laws = [self.fixed_laws[child - 1] for child in nodes]
             row_log_probs = only_where(drawing, log_probs[:, place])
             tokens, possible = draw_children(choices, laws, nodes, row_log_probs, noise, ranking[:, place], greedy)
             drawn.append(tokens)

@@ -6,6 +6,7 @@ import flax.struct
 import jax
 
 from specjax.cache import KVBlock, KVCache
+from specjax.models.products import Matrix
 
 
 @flax.struct.dataclass
@@ -52,4 +53,23 @@ class ModelFunctions(Protocol):
 
     def init_cache(self, params: Any, batch: int, capacity: int) -> KVCache:
         """An empty cache in the dtype of the parameters."""
+        ...
+
+
+class TargetFunctions(ModelFunctions, Protocol):
+    """The functions of a model that trained heads can draft for; a :class:`specjax.models.decoder.Decoder` has them.
+
+    See :func:`specjax.models.trained_head.target_functions`.
+    """
+
+    def with_features(self, layers: tuple[int, ...]) -> ModelFunctions:
+        """The same functions showing the hidden states of ``layers`` as features."""
+        ...
+
+    def embedding_matrix(self, params: Any) -> Matrix:
+        """[V, E], the rows that tokens become."""
+        ...
+
+    def output_matrix(self, params: Any) -> Matrix:
+        """[V, E], the rows that hidden states are compared with."""
         ...

@@ -14,6 +14,7 @@ stacked, [2, F, E]: a mesh splits heads and MLP without reshuffling either.
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import chex
 import jax
@@ -323,7 +324,8 @@ class Decoder:
         params = nnx.to_pure_dict(self._structure(stream)[1])
 
         def quantised(leaf, num_in):
-            values, scale = jax.ShapeDtypeStruct(leaf.shape, jnp.int8), jax.ShapeDtypeStruct(leaf.shape[:-num_in], jnp.float32)
+            values: Any = jax.ShapeDtypeStruct(leaf.shape, jnp.int8)
+            scale: Any = jax.ShapeDtypeStruct(leaf.shape[:-num_in], jnp.float32)
             return QuantisedMatrix(values, scale, stream, self.config.int8_digits)
 
         return self._quantised(quantised, params)
@@ -334,7 +336,8 @@ class Decoder:
         axes = nnx.to_pure_dict(nnx.get_partition_spec(self._structure(stream)[1]))
 
         def quantised(spec, num_in):
-            return QuantisedMatrix(spec, PartitionSpec(*spec[:-num_in]), stream, self.config.int8_digits)
+            of_scale: Any = PartitionSpec(*spec[:-num_in])
+            return QuantisedMatrix(spec, of_scale, stream, self.config.int8_digits)
 
         return self._quantised(quantised, axes)
 
@@ -345,7 +348,7 @@ class Decoder:
             right = "a dtype of floats, or a configuration with int8_stream" if stream is None else "int8"
             raise ValueError(f"Decoder: dtype is {dtype!r}, and config.int8_stream is {stream!r}; it must be {right}")
         if stream is None:
-            stream = jnp.float32 if dtype is None else dtype
+            return jnp.dtype(jnp.float32 if dtype is None else dtype)
         return jnp.dtype(stream)
 
     def _quantised(self, function, tree):

@@ -50,7 +50,7 @@ def most_frequent(tokens: np.ndarray, size: int, vocab_size: int, always: Iterab
     if len(tokens) and np.max(tokens) >= vocab_size:
         raise ValueError(f"most_frequent: tokens holds {np.max(tokens)}; ids are below {vocab_size}")
     counts = np.bincount(np.asarray(tokens, np.int64), minlength=vocab_size)
-    counts[always] = counts.max(initial=0) + 1
+    counts[always] = np.max(counts, initial=0) + 1
     return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
 
 

@@ -67,7 +67,7 @@ def measure() -> Measured:
         for tokens in TOKENS:
             cases[name, tokens] = (params, cache, jnp.arange(tokens)[None, :])
             jax.block_until_ready(run(*cases[name, tokens]))
-    seconds = {case: [] for case in cases}
+    seconds: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
     # In turns: a machine that slows down for a moment slows all of them.
     for _ in range(REPEATS):
         for case, arguments in cases.items():

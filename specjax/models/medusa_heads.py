@@ -17,7 +17,7 @@ or the target's.
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -99,7 +99,7 @@ class MedusaHeads:
             "weight": jax.ShapeDtypeStruct((heads, width, width), dtype),
             "bias": jax.ShapeDtypeStruct((heads, width), dtype),
         }
-        params = {"blocks": {index: dict(block) for index in range(config.num_blocks)}}
+        params: dict[str, Any] = {"blocks": {index: dict(block) for index in range(config.num_blocks)}}
         if config.own_output:
             params["output"] = jax.ShapeDtypeStruct((heads, config.output_size, width), dtype)
         return params

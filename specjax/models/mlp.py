@@ -4,6 +4,7 @@ Letters in shapes: B rows, T tokens of a pass, E width, F MLP width, X experts.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +14,16 @@ from jax import lax
 from specjax.models.config import DecoderConfig
 from specjax.models.products import WHOLE, Split, contract, contract_by_group, parameter
 
+ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": nnx.silu,
+    "gelu_tanh": functools.partial(nnx.gelu, approximate=True),
+}
+
 
 def gated(projected: jax.Array, activation: str) -> jax.Array:
     """``projected`` [..., 2, F], gate and up, joined to [..., F] in at least float32."""
     wide = projected.astype(jnp.promote_types(projected.dtype, jnp.float32))
-    activate = {"silu": nnx.silu, "gelu_tanh": functools.partial(nnx.gelu, approximate=True)}[activation]
-    return activate(wide[..., 0, :]) * wide[..., 1, :]
+    return ACTIVATION_FUNCTIONS[activation](wide[..., 0, :]) * wide[..., 1, :]
 
 
 class GatedMLP(nnx.Module):
@@ -41,6 +46,7 @@ class ExpertsMLP(nnx.Module):
     """
 
     def __init__(self, config: DecoderConfig, dtype, split: Split = WHOLE):
+        assert config.experts is not None, "a layer without experts has a GatedMLP"
         self.split, self.activation, self.experts = split, config.activation, config.experts
         count, mlp, width = config.experts.num_experts, config.mlp_width, config.width
         self.router = parameter((count, width), ("experts", "embed"), dtype)

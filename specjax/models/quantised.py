@@ -18,13 +18,15 @@ Letters in shapes: N rows, X groups.
 """
 
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from specjax.numeric import for_jit
 
 LARGEST = 127
 """Whole numbers run from -127 to 127, the same on both sides of 0."""
@@ -98,12 +100,13 @@ def quantise(matrix: jax.Array | np.ndarray, num_in: int = 1, dtype=jnp.float32,
         steps, scale = _in_steps(rows.astype(jnp.float32))
         values = jnp.round(steps).astype(jnp.int8)
     else:
-        values, scale = np.empty(rows.shape, np.int8), np.empty(len(rows), np.float32)
+        whole, scale = np.empty(rows.shape, np.int8), np.empty(len(rows), np.float32)
         count = max(1, AT_ONCE // num_inputs)
         for start in range(0, len(rows), count):
             some = slice(start, start + count)
             steps, scale[some] = _in_steps(rows[some].astype(np.float32, copy=False), array_module=np)
-            values[some] = np.round(steps)
+            whole[some] = np.round(steps)
+        values = for_jit(whole)
     return QuantisedMatrix(values.reshape(matrix.shape), scale.reshape(out_shape), jnp.dtype(dtype), digits)
 
 
@@ -212,6 +215,6 @@ def in_the_form_of(wanted, tree):
     return jax.tree.map(formed, wanted, tree, is_leaf=is_quantised)
 
 
-def is_quantised(leaf) -> bool:
+def is_quantised(leaf) -> TypeGuard[QuantisedMatrix]:
     """Whether a part of a tree is a quantised matrix."""
     return isinstance(leaf, QuantisedMatrix)

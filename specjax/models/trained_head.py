@@ -1,12 +1,13 @@
 """A trained head or draft model with what it needs to know of its target."""
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.models.base import TargetFunctions
 from specjax.models.draft_layers import DraftConfig, DraftLayers
 from specjax.models.draft_vocabulary import check_vocabulary
 from specjax.models.eagle_head import EagleConfig, EagleHead
@@ -30,6 +31,21 @@ SAMPLE_TOLERANCE = 0.02
 def _sampled(size: int) -> np.ndarray:
     """Rows of an embedding that its mark has a number of."""
     return np.linspace(0, size - 1, NUM_SAMPLES).astype(int)
+
+
+def target_functions(model: Model) -> TargetFunctions:
+    """The functions of a model that heads are to draft for.
+
+    Raises:
+      ValueError: they do not show what heads read.
+    """
+    for name in ("embedding_matrix", "output_matrix", "with_features"):
+        if not hasattr(model.functions, name):
+            raise ValueError(
+                f"model {model.name!r} is a {type(model.functions).__name__} without {name}; heads read the target's "
+                "embedding, output matrix and layers (see specjax.models.decoder.Decoder)"
+            )
+    return cast(TargetFunctions, model.functions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,16 +73,12 @@ class TargetMark:
         Raises:
           ValueError: its functions do not show what heads read.
         """
-        for name in ("embedding_matrix", "output_matrix", "with_features"):
-            if not hasattr(model.functions, name):
-                raise ValueError(
-                    f"model {model.name!r} is a {type(model.functions).__name__} without {name}; heads read the target's "
-                    "embedding, output matrix and layers (see specjax.models.decoder.Decoder)"
-                )
-        embedding = model.functions.embedding_matrix(model.params)
+        embedding = target_functions(model).embedding_matrix(model.params)
         size, width = embedding.shape
         columns = 7 * np.arange(NUM_SAMPLES) % width
-        sample = np.asarray(take_rows(embedding, _sampled(size))[np.arange(NUM_SAMPLES), columns].astype(jnp.float32))
+        sample = np.asarray(
+            take_rows(embedding, jnp.asarray(_sampled(size)))[np.arange(NUM_SAMPLES), columns].astype(jnp.float32)
+        )
         return cls(
             model.name, width, model.logits.shape[-1], model.config.num_layers, tuple(np.round(sample.tolist(), 6).tolist())
         )
@@ -89,7 +101,8 @@ class TargetMark:
                     f"{owner} was made for {self.name!r} with {name} {ours}; the target {model.name!r} has {name} {theirs}"
                 )
         ours, theirs = np.array(self.sample), np.array(other.sample)
-        embedding, rounding = model.functions.embedding_matrix(model.params), 0
+        embedding = target_functions(model).embedding_matrix(model.params)
+        rounding: np.ndarray | int = 0
         if is_quantised(embedding):
             rounding = np.asarray(embedding.scale)[_sampled(len(embedding.scale))]
         if np.max(np.abs(ours - theirs) - rounding) > SAMPLE_TOLERANCE * np.max(np.abs(ours)):
@@ -135,10 +148,10 @@ class TrainedHead:
             raise ValueError(
                 f"{owner}: draft_vocab_size is {config.draft_vocab_size}, and the vocabulary map is {self.ids!r:.80}"
             )
-        if self.ids is not None:
+        if self.ids is not None and config.draft_vocab_size is not None:
             check_vocabulary(self.ids, config.draft_vocab_size, self.vocab_size, owner)
         wanted = self.functions.abstract_params()
-        if jax.tree.structure(wanted) != jax.tree.structure(self.params):
+        if jax.tree.structure(wanted) != jax.tree.structure(self.params):  # type: ignore[operator]  # jaxlib has no hints
             raise ValueError(f"{owner}: the parameters' names are not those of {config}")
         for (path, want), have in zip(jax.tree.leaves_with_path(wanted), jax.tree.leaves(self.params), strict=True):
             if want.shape != have.shape:
@@ -162,10 +175,10 @@ class TrainedHead:
     def shared(self, target: Model) -> dict:
         """What the head reads of its target's parameters, in the target's dtype; whole matrices are the target's own arrays."""
         ids = None if self.ids is None else jnp.asarray(self.ids)
-        shared = {"ids": ids}
+        shared: dict[str, Any] = {"ids": ids}
         if "embedding" in self.functions.shared_names:
-            shared["embedding"] = target.functions.embedding_matrix(target.params)
+            shared["embedding"] = target_functions(target).embedding_matrix(target.params)
         if "output" in self.functions.shared_names:
-            matrix = target.functions.output_matrix(target.params)
+            matrix = target_functions(target).output_matrix(target.params)
             shared["output"] = matrix if ids is None else matrix[ids]
         return shared

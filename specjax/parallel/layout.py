@@ -18,9 +18,17 @@ from specjax.decoding.round import Round
 from specjax.decoding.state import DecodingState, DispatchInfo, Parameters
 from specjax.parallel.mesh import DATA, EVERYWHERE, MODEL, ROWS, sizes_of
 from specjax.parallel.processes import put
-from specjax.parallel.rules import cache_specs, param_specs
+from specjax.parallel.rules import cache_specs
 from specjax.parallel.sharded_decoder import shard_functions
-from specjax.parallel.split_drafts import alone, alone_drafter, drafter_param_specs, drafter_state_specs, split_drafter, split_in
+from specjax.parallel.split_drafts import (
+    alone,
+    alone_drafter,
+    drafter_param_specs,
+    drafter_state_specs,
+    model_param_specs,
+    split_drafter,
+    split_in,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +52,7 @@ class MeshLayout:
         """A pytree of ``PartitionSpec``, a prefix of that of the values."""
         split = split_in(program.target)
         if place is Place.PARAMS:
-            target = param_specs(program.target) if split.axis else EVERYWHERE
-            drafter = drafter_param_specs(program.drafter)
+            target, drafter = model_param_specs(program.target), drafter_param_specs(program.drafter)
             return Parameters(target, drafter, next_state=EVERYWHERE, round_seconds=EVERYWHERE)
         if place is Place.STATE:
             fields = {field.name: ROWS for field in dataclasses.fields(DecodingState)}
@@ -186,8 +193,9 @@ def place_params(program: Round, params: Parameters) -> Parameters:
     Raises:
       ValueError: the drafter's parameters have been put on other devices than those of the mesh.
     """
-    _check_drafter(params.drafter, program.layout.mesh)
-    placed = {}
+    layout, placed = program.layout, {}
+    assert isinstance(layout, MeshLayout)
+    _check_drafter(params.drafter, layout.mesh)
 
     def placed_once(leaf, sharding):
         key = (id(leaf), sharding)
@@ -195,7 +203,7 @@ def place_params(program: Round, params: Parameters) -> Parameters:
             placed[key] = put(leaf, sharding)
         return placed[key]
 
-    return jax.tree.map(placed_once, params, program.layout.shardings(program, Place.PARAMS, params))
+    return jax.tree.map(placed_once, params, layout.shardings(program, Place.PARAMS, params))
 
 
 def _check_drafter(params, mesh: Mesh) -> None:

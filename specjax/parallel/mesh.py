@@ -1,7 +1,7 @@
 """A mesh of devices with two axes: rows of the batch go over ``data``, heads, MLPs and vocabulary over ``model``."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import AxisType, Mesh, PartitionSpec
@@ -12,9 +12,10 @@ MODEL = "model"
 """Axis of what is split within a model."""
 AXES = (DATA, MODEL)
 """Both, in the order of the mesh: devices that share a model are next to one another."""
-ROWS = PartitionSpec(DATA)
+# Any, since they stand where a pytree of the values has arrays, and its hints say so.
+ROWS: Any = PartitionSpec(DATA)
 """Of arrays whose first axis is the rows of the batch."""
-EVERYWHERE = PartitionSpec()
+EVERYWHERE: Any = PartitionSpec()
 """Of arrays that every device has the whole of."""
 
 

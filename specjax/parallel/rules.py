@@ -11,6 +11,7 @@ fewer key/value heads than devices still has its MLP and vocabulary split, and o
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -81,9 +82,9 @@ def param_specs(decoder: Decoder) -> dict:
     return jax.tree.map(on_mesh, decoder.logical_axes(), is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
 
 
-def cache_specs(split: Split) -> KVCache | PartitionSpec:
+def cache_specs(split: Split) -> Any:
     """Where a model's cache is, rows over ``data``: a ``PartitionSpec`` for each array of it, or one for all."""
-    heads = PartitionSpec(DATA, MODEL)
+    heads: Any = PartitionSpec(DATA, MODEL)
     return KVCache(keys=heads, values=heads, lengths=ROWS) if split.heads else ROWS
 
 

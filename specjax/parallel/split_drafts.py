@@ -74,7 +74,7 @@ def split_drafter(drafter: Drafter, devices: int) -> Drafter:
 
 def alone(functions: ModelFunctions) -> ModelFunctions:
     """The functions of a share without what devices exchange: for shapes, not to be run."""
-    return dataclasses.replace(functions, split=Split()) if split_in(functions).axis else functions
+    return dataclasses.replace(functions, split=Split()) if isinstance(functions, Decoder) else functions
 
 
 def alone_drafter(drafter: Drafter) -> Drafter:
@@ -104,11 +104,14 @@ def drafter_param_specs(drafter: Drafter) -> Any:
     """Where a drafter's parameters are; a pytree of ``PartitionSpec``, a prefix of that of the parameters."""
     if isinstance(drafter, Stacked):
         return drafter_param_specs(drafter.first), drafter_param_specs(drafter.then)
-    model = drafter.model if isinstance(drafter, ModelDrafter) else None
-    if isinstance(model, OtherVocabulary):
-        own = drafter_param_specs(dataclasses.replace(drafter, model=model.functions))
-        return {"model": own, "read_as": EVERYWHERE, "said_as": EVERYWHERE}
-    return param_specs(model) if split_in(model).axis else EVERYWHERE
+    return model_param_specs(drafter.model) if isinstance(drafter, ModelDrafter) else EVERYWHERE
+
+
+def model_param_specs(functions: ModelFunctions) -> Any:
+    """The same of a model's parameters."""
+    if isinstance(functions, OtherVocabulary):
+        return {"model": model_param_specs(functions.functions), "read_as": EVERYWHERE, "said_as": EVERYWHERE}
+    return param_specs(functions) if isinstance(functions, Decoder) and functions.split.axis else EVERYWHERE
 
 
 def drafter_state_specs(drafter: Drafter) -> Any:

@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
-import numbers
 from collections.abc import Iterable, Mapping, Sequence
 
 import flax.struct
 import jax
 import numpy as np
+
+from specjax.numeric import for_jit, is_real, is_whole
 
 MAX_SEED = 2**64 - 1
 
@@ -131,7 +132,7 @@ class SamplingParams:
             self._refuse("stop_token_ids", "a sequence of token ids")
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token in self.stop_token_ids:
-            if isinstance(token, bool) or not isinstance(token, numbers.Integral) or token < 0:
+            if not is_whole(token) or token < 0:
                 self._refuse("stop_token_ids", "a sequence of token ids of at least 0")
         object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in self.stop_token_ids))
 
@@ -140,13 +141,13 @@ class SamplingParams:
 
     def _real(self, name, allowed, right):
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not allowed(value):
+        if not is_real(value) or not allowed(value):
             self._refuse(name, right)
         object.__setattr__(self, name, float(value))
 
     def _whole(self, name, least, most, right):
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= value <= most:
+        if not is_whole(value) or not least <= value <= most:
             self._refuse(name, right)
         object.__setattr__(self, name, int(value))
 
@@ -157,9 +158,9 @@ class SamplingParams:
         if not isinstance(self.logit_bias, Mapping):
             self._refuse("logit_bias", right)
         for token, bias in self.logit_bias.items():
-            if isinstance(token, bool) or not isinstance(token, numbers.Integral) or not 0 <= token < 2**31:
+            if not is_whole(token) or not 0 <= token < 2**31:
                 self._refuse("logit_bias", f"{right}; {token!r} is no token id")
-            if isinstance(bias, bool) or not isinstance(bias, numbers.Real) or not _fits(bias):
+            if not is_real(bias) or not _fits(bias):
                 self._refuse("logit_bias", f"{right}; that of {token} is {bias!r}")
         object.__setattr__(self, "logit_bias", {int(token): float(bias) for token, bias in self.logit_bias.items()})
 
@@ -236,7 +237,7 @@ class SamplingArrays:
         """
 
         def column(values, dtype):
-            return np.array(list(values), dtype)
+            return for_jit(np.array(list(values), dtype))
 
         given = [p.logit_bias or {} for p in params]
         most = -(-max(num_biases, *map(len, given)) // BIASES_STEP) * BIASES_STEP
@@ -255,8 +256,8 @@ class SamplingArrays:
             presence_penalty=column((p.presence_penalty for p in params), np.float32),
             frequency_penalty=column((p.frequency_penalty for p in params), np.float32),
             min_tokens=column((p.min_tokens for p in params), np.int32),
-            bias_ids=bias_ids,
-            biases=biases,
+            bias_ids=for_jit(bias_ids),
+            biases=for_jit(biases),
             seeds=column(([seed >> 32, seed & 0xFFFFFFFF] for seed in seeds), np.uint32),
             completion=column((0 for _ in params) if completion is None else completion, np.int32),
         )

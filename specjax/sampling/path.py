@@ -176,6 +176,7 @@ class PathDistribution:
         batch, num_nodes, _ = logits.shape
         path_lengths = jnp.broadcast_to(path_lengths if path_lengths.ndim == 2 else path_lengths[None], (batch, num_nodes))
         if self.next_state is not None:
+            assert self.states is not None  # a grammar's table comes with its states
             states = jnp.broadcast_to(self.states[:, None], (batch, num_nodes))
             states = advance(self.next_state, states, path_tokens, path_lengths)
             logits = jnp.where(allowed_at(self.next_state, states, logits.shape[-1]), logits, -jnp.inf)
@@ -188,7 +189,7 @@ class PathDistribution:
         def adjusted(logits):
             logits = self._biased(logits, early)
             if self.logits_processor is not None:
-                logits = self._processed(logits, path_tokens, path_lengths)
+                logits = self._processed(self.logits_processor, logits, path_tokens, path_lengths)
             return self._penalised(logits, path_tokens, path_lengths)
 
         with jax.named_scope("settings"):
@@ -202,7 +203,7 @@ class PathDistribution:
         biases = jnp.broadcast_to(self.sampling.biases[:, None, :], ids.shape).astype(logits.dtype)
         return _at(_at(logits, ends).set(-jnp.inf, mode="drop"), ids).add(biases, mode="drop")
 
-    def _processed(self, logits, path_tokens, path_lengths):
+    def _processed(self, process: LogitsProcessor, logits, path_tokens, path_lengths):
         depth = path_tokens.shape[2]
 
         def node(tokens, prompt_length, length, path, path_length, logits):
@@ -210,7 +211,7 @@ class PathDistribution:
             # A path that is longer than what is left of the row is that of a node that cannot be drafted.
             place = jnp.where(place < path_length, length + place, tokens.shape[0])
             text = tokens.at[place].set(path, mode="drop")
-            return self.logits_processor(text, prompt_length, length + path_length, logits)
+            return process(text, prompt_length, length + path_length, logits)
 
         over_nodes = jax.vmap(node, in_axes=(None, None, None, 0, 0, 0))
         rows = (self.tokens, self.prompt_lengths, self.lengths, path_tokens, path_lengths, logits)

@@ -79,9 +79,12 @@ def open_output(
     Raises:
       RuntimeError: it is that of another job, or cannot be written.
     """
-    output, facts = processes.on_first(
-        lambda: BatchOutput(path, job, source, keep_order), lambda made: [made.num_answered, made.num_errors]
-    )
+
+    def opened():
+        assert isinstance(source, BatchInput)  # as it is on the first process
+        return BatchOutput(path, job, source, keep_order)
+
+    output, facts = processes.on_first(opened, lambda made: [made.num_answered, made.num_errors])
     return OutputElsewhere(*facts) if output is None else output
 
 

@@ -3,7 +3,9 @@
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
+from specjax.decoding.completions import Completion
 from specjax.sampling.params import SamplingParams
 from specjax.serving.batch_hosts import InputElsewhere, OutputElsewhere, unanswered
 from specjax.serving.batch_lines import Asked, answer, failure, read_line
@@ -96,7 +98,8 @@ def run_batch(
         for number, data, duplicate_of in unanswered(engine.processes, source, output, engine.num_slots):
             yield read_line(data, number, defaults, model.name, chat, duplicate_of)
 
-    lines, open_lines, more = asked_lines(), {}, True
+    open_lines: dict[Any, tuple[Asked, list[Completion]]] = {}
+    lines, more = asked_lines(), True
     while (more and not state.stopped) or open_lines:
         if stop() and not state.stopped:
             state.stopped = True
@@ -109,7 +112,7 @@ def run_batch(
                 more = False
                 break
             error = asked.error
-            if error is None:
+            if asked.request is not None:
                 try:
                     engine.submit(asked.request)
                 except ValueError as refused:
@@ -123,6 +126,9 @@ def run_batch(
             if event.completion is None or event.id not in open_lines:
                 continue
             asked, completions = open_lines[event.id]
+            # It was submitted, and its line has settings.
+            assert asked.request is not None
+            assert asked.request.params is not None
             completions.append(event.completion)
             if len(completions) == asked.request.params.n:
                 del open_lines[event.id]

@@ -115,7 +115,7 @@ class BatchOutput:
         self._places = np.full(source.num_lines + 1, -1, np.int64) if keep_order else None
         self.num_answered = self.num_errors = 0
         self._size, self._synced = 0, time.monotonic()
-        self._descriptor = None
+        self._descriptor: int | None = None
         if self.path.exists() and os.path.samefile(self.path, source.path):
             raise JobError(f"{self.path} is the input; name another file for the output")
         try:
@@ -138,12 +138,12 @@ class BatchOutput:
             # It is written in one go, when all is answered.
             self._count(self.path, None)
             return
-        self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._descriptor = descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise JobError(f"another process is writing {self._file}; wait for it, or stop it") from None
-        self._count(self._file, self._descriptor)
+        self._count(self._file, descriptor)
 
     def _check_same(self, job):
         try:
@@ -197,17 +197,18 @@ class BatchOutput:
         line = line_of(record)
         if line is None or self.has(line):
             raise ValueError(f"a record of line {line} is there already, or it tells none")
-        data = _to_json(record) + b"\n"
+        descriptor, data = self._descriptor, _to_json(record) + b"\n"
+        assert descriptor is not None, "a complete output has every record"
         try:
-            written = os.write(self._descriptor, data)
+            written = os.write(descriptor, data)
             # Only the whole record is there for others, or none of it.
             while written < len(data):
-                written += os.write(self._descriptor, data[written:])
+                written += os.write(descriptor, data[written:])
             if time.monotonic() - self._synced > SYNC_SECONDS:
-                os.fsync(self._descriptor)
+                os.fsync(descriptor)
                 self._synced = time.monotonic()
         except OSError as error:
-            os.ftruncate(self._descriptor, self._size)
+            os.ftruncate(descriptor, self._size)
             raise JobError(
                 f"{self._file} cannot be written: {error.strerror}. The {self.num_answered} records in it are whole; make room "
                 "and give the same command again"
@@ -224,12 +225,13 @@ class BatchOutput:
         if self._descriptor is None:
             return
         os.fsync(self._descriptor)
-        if not self._keep_order:
+        places = self._places
+        if places is None:
             return
         whole = self.path.with_name(self.path.name + ".part")
         try:
             with open(whole, "wb") as ordered, open(self._file, "rb") as unordered:
-                for place in self._places[self._places >= 0]:
+                for place in places[places >= 0]:
                     unordered.seek(place)
                     ordered.write(unordered.readline())
                 ordered.flush()

@@ -404,7 +404,7 @@ class Engine:
     def drain(self) -> list[Completion]:
         """Runs until every request in the engine is answered, and returns the completions that came meanwhile."""
         self._check_open()
-        done = []
+        done: list[Completion] = []
         while self.unfinished:
             done.extend(event.completion for event in self.step() if event.completion is not None)
         return done
@@ -456,7 +456,7 @@ class Engine:
         free = [index for index, slot in enumerate(self._slots) if slot is None]
         free = filling_order(free, len(self._slots), self._parts)
         while free and self._queue:
-            arriving = []
+            arriving: list[Slot] = []
             while free and self._queue and len(arriving) < MOST_ARRIVALS:
                 job, index = self._queue.popleft()
                 slot = Slot(free.pop(0), job, job.rows[index], len(job.prompt) - 1)
@@ -475,7 +475,7 @@ class Engine:
             if not waiting:
                 return
             width, chosen = next_prefill(waiting, len(self._slots) // self._parts)
-            self._batch.read(width, chosen)
+            self._batch.read(width, [slot.index for slot in chosen])
             for slot in chosen:
                 fed = min(slot.to_feed, width)
                 slot.to_feed -= fed
@@ -525,7 +525,7 @@ class Engine:
         slot.counters = counters
         if tokens:
             self._meter.counts["tokens"] += len(tokens)
-            if slot.first_tokens is None:
+            if slot.last_tokens is None:
                 slot.first_tokens = now
                 self._meter.times["first"].append(now - slot.job.arrived)
             else:

@@ -155,7 +155,7 @@ def fit_slots(
         most = AUTO_SLOTS.get(jax.default_backend(), MOST_SLOTS)
         sizes = [parts << power for power in range(most.bit_length() - 1, -1, -1)]
         slots = next((size for size in sizes if plan(size).fits), parts)
-    check_whole("slots", slots, 1, 'or "auto"')
+    slots = check_whole("slots", slots, 1, 'or "auto"')
     if slots % parts:
         raise ValueError(f"Engine: slots is {slots}, and mesh has data={parts}: the slots must be a multiple of it")
     made = plan(slots)
@@ -171,11 +171,12 @@ def fit_slots(
     raise ValueError(f"Engine: {made} do not fit; {would}")
 
 
-def check_whole(name: str, value, least: int, otherwise: str = "") -> None:
-    """Raises ValueError unless an engine's argument is a whole number of at least ``least``."""
+def check_whole(name: str, value, least: int, otherwise: str = "") -> int:
+    """An engine's argument, if it is a whole number of at least ``least``; raises ValueError else."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         right = f"a whole number of at least {least} {otherwise}".strip()
         raise ValueError(f"Engine: {name} is {value!r}; it must be {right}")
+    return value
 
 
 def _largest(most: int, fits) -> int:
@@ -195,8 +196,9 @@ def size_of(tree) -> int:
 def free_memory(devices: Sequence[jax.Device] | None = None) -> int:
     """Bytes that each of ``devices`` has left at least, the default device if None; on a CPU its share of what the system has."""
     devices = jax.local_devices()[:1] if devices is None else [d for d in devices if d.process_index == jax.process_index()]
-    known = [device.memory_stats() if device.platform != "cpu" else None for device in devices]
-    if all(known):
+    told = (device.memory_stats() if device.platform != "cpu" else None for device in devices)
+    known = [stats for stats in told if stats]
+    if len(known) == len(devices):
         return min(stats["bytes_limit"] - stats["bytes_in_use"] for stats in known)
     return _free_in_system() // len(devices)
 

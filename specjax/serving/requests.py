@@ -77,7 +77,7 @@ class Job:
       rows: a row for each of its completions.
       arrived: when it was submitted, seconds of ``time.perf_counter``.
       admitted: when its first row moved into a slot; None before.
-      turn: how many requests moved in before it; None before it did.
+      turn: how many requests moved in before it, once it did.
       finished: its completions so far, by index.
     """
 
@@ -87,7 +87,7 @@ class Job:
     rows: list[Row]
     arrived: float
     admitted: float | None = None
-    turn: int | None = None
+    turn: int = 0
     finished: dict = dataclasses.field(default_factory=dict)
 
     @property

@@ -97,19 +97,19 @@ def next_prefill(waiting: Sequence[Slot], part_size: int | None = None) -> tuple
     return width, [slot for part in alike for slot in part[:rows]]
 
 
-def pass_rows(width: int, chosen: Sequence[Slot], num_slots: int, parts: int = 1) -> np.ndarray:
+def pass_rows(width: int, chosen: Sequence[int], num_slots: int, parts: int = 1) -> np.ndarray:
     """[parts * R] int32 what ``prefill_rows`` is told of a pass: for each part of the batch the rows in it, then "no row".
 
     Args:
       width: tokens per row.
-      chosen: the slots that it is for.
+      chosen: indices of the slots that it is for.
       num_slots: how many slots there are.
       parts: parts of the batch, of equal size.
     """
     size = num_slots // parts
     by_part: list[list[int]] = [[] for _ in range(parts)]
-    for slot in chosen:
-        by_part[slot.index // size].append(slot.index % size)
+    for index in chosen:
+        by_part[index // size].append(index % size)
     most = min(rows_of(width, max(map(len, by_part))), size)
     return np.array([rows + [size] * (most - len(rows)) for rows in by_part], np.int32).reshape(-1)
 

@@ -13,6 +13,7 @@ from specjax.decoding.round import Round
 from specjax.decoding.round_costs import kept_rounds, measure_rounds
 from specjax.decoding.state import Counters, DecodingState, DispatchInfo, Parameters
 from specjax.models.loaded import Model
+from specjax.numeric import for_jit
 from specjax.sampling.params import SamplingArrays, SamplingParams
 from specjax.serving.device import Arrivals, admit, check_rows, empty_state, prefill_rows, run_slots
 from specjax.serving.requests import Room
@@ -28,7 +29,6 @@ class SlotBatch:
     Attributes:
       program: the round.
       params: of target and drafter.
-      state: of the rows.
       num_slots: how many rows there are.
 
     Args:
@@ -52,16 +52,22 @@ class SlotBatch:
         self.clear()
         self._stop_width = self.state.stop_token_ids.shape[1]
 
+    @property
+    def state(self) -> DecodingState:
+        """Of the rows, until the memory is given back."""
+        assert self._state is not None
+        return self._state
+
     def clear(self) -> None:
         """Frees all slots and forgets everything about them."""
-        self.state: DecodingState | None = None
+        self._state: DecodingState | None = None
         room = self._room
-        self.state = _new_state(self._reading(), self.params, self.num_slots, room.entries, room.stop_ids, room.biases)
+        self._state = _new_state(self._reading(), self.params, self.num_slots, room.entries, room.stop_ids, room.biases)
         self._ended = np.zeros(self.num_slots, bool)
 
     def close(self) -> None:
         """Gives the memory back."""
-        self.state = None
+        self._state = None
 
     def admit(self, arriving: Sequence[Slot]) -> None:
         """Moves at most ``MOST_ARRIVALS`` requests in; whatever was in their slots is forgotten."""
@@ -78,30 +84,30 @@ class SlotBatch:
         lengths = np.array([*map(len, prompts), *[1] * fill], np.int32)
         limits = np.minimum(lengths.astype(np.int64) + [s.max_tokens for s in settings], self._room.capacity)
         arrivals = Arrivals(
-            slots=np.array([*slots, *[self.num_slots] * fill], np.int32),
-            tokens=tokens,
-            lengths=lengths,
-            limits=limits.astype(np.int32),
-            stop_token_ids=stop_ids(self._model, settings, self._stop_width),
+            slots=for_jit(np.array([*slots, *[self.num_slots] * fill], np.int32)),
+            tokens=for_jit(tokens),
+            lengths=for_jit(lengths),
+            limits=for_jit(limits.astype(np.int32)),
+            stop_token_ids=for_jit(stop_ids(self._model, settings, self._stop_width)),
             sampling=SamplingArrays.stack(
                 settings, [*seeds, *[0] * fill], [*completions, *[0] * fill], num_biases=self._room.biases
             ),
         )
         self._ended[slots] = False
-        self.state = admit(self._reading(), self.state, arrivals)
+        self._state = admit(self._reading(), self.state, arrivals)
 
     def end(self, slot: int) -> None:
         """The row in ``slot`` ends with the next dispatch: nobody wants more of it."""
         self._ended[slot] = True
 
-    def read(self, width: int, chosen: Sequence[Slot]) -> None:
-        """A pass over the next ``width`` prompt tokens of the slots in ``chosen``; see ``schedule.next_prefill``."""
+    def read(self, width: int, chosen: Sequence[int]) -> None:
+        """A pass over the next ``width`` prompt tokens of the slots ``chosen``, by index; see ``schedule.next_prefill``."""
         rows = pass_rows(width, chosen, self.num_slots, self._parts)
-        self.state = prefill_rows(self._reading(width), self.params, self.state, rows)
+        self._state = prefill_rows(self._reading(width), self.params, self.state, rows)
 
     def run(self, max_depth: int, num_rounds: int) -> tuple[DispatchInfo, Counters]:
         """Up to ``num_rounds`` rounds of drafts of up to ``max_depth``; what is returned may still be in the making."""
-        self.state, info, counters = run_slots(
+        self._state, info, counters = run_slots(
             self.program, self.params, self.state, self._ended, np.int32(max_depth), np.int32(num_rounds)
         )
         self._ended = np.zeros_like(self._ended)
@@ -125,10 +131,7 @@ class SlotBatch:
                 slots = list(range(self.num_slots))[first : first + MOST_ARRIVALS]
                 self._move_in(slots, [prompt] * len(slots), [settings] * len(slots), [0] * len(slots), [0] * len(slots))
             rows, width = PREFILL_SHAPES[0]
-            slots = [
-                Slot(index, None, None, len(prompt) - 1)
-                for index in filling_order(range(self.num_slots), self.num_slots, self._parts)
-            ]
+            slots = filling_order(range(self.num_slots), self.num_slots, self._parts)
             for _ in range(-(-(len(prompt) - 1) // width)):
                 for first in range(0, len(slots), rows * self._parts):
                     self.read(width, slots[first : first + rows * self._parts])

@@ -10,6 +10,7 @@ import flax.struct
 import jax
 import numpy as np
 
+from specjax.numeric import for_jit
 from specjax.training.states import StateStore, batches_by_length, padded_rows
 from specjax.training.texts import Texts
 
@@ -80,7 +81,7 @@ class Batches:
             features[place, :length] = self.states.features[start : start + length]
             weights[place, : self.texts.prompt_lengths[row]] = self.prompt_weight
             weights[place, self.texts.prompt_lengths[row] : length] = 1
-        return TrainingBatch(tokens, features, weights)
+        return TrainingBatch(for_jit(tokens), for_jit(features), for_jit(weights))
 
     def epoch(self, seed: int | None) -> Iterator[TrainingBatch]:
         """All batches of an epoch."""

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import math
-import numbers
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ import optax
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from specjax.numeric import is_real
 from specjax.training.batches import Batches
 
 
@@ -55,8 +55,8 @@ class TrainingSettings:
                 raise ValueError(f"TrainingSettings: {name} is {value!r}; it must be a whole number of at least {least}")
         for name in ("learning_rate", "clip", "weight_decay"):
             value = getattr(self, name)
-            least = 0 if name == "weight_decay" else math.ulp(0)
-            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not least <= value < math.inf:
+            smallest = 0 if name == "weight_decay" else math.ulp(0)
+            if not is_real(value) or not smallest <= value < math.inf:
                 raise ValueError(f"TrainingSettings: {name} is {value!r}; it must be a positive number")
 
     def optimizer(self) -> optax.GradientTransformation:
@@ -129,15 +129,15 @@ def train(
     # The step gives the state's buffers away; the caller's own parameters must outlive it.
     state = jax.tree.map(jnp.copy, state)
     log, manager = [], None
-    if folder is not None:
-        folder = Path(folder).resolve()
-        manager = ocp.CheckpointManager(folder / "checkpoints", options=ocp.CheckpointManagerOptions(max_to_keep=1))
+    home = None if folder is None else Path(folder).resolve()
+    if home is not None:
+        manager = ocp.CheckpointManager(home / "checkpoints", options=ocp.CheckpointManagerOptions(max_to_keep=1))
         latest = manager.latest_step()
         if latest is not None:
             state = manager.restore(latest, args=ocp.args.StandardRestore(jax.tree.map(ocp.utils.to_shape_dtype_struct, state)))
-            log = [entry for entry in json.loads((folder / "log.json").read_text()) if entry["step"] <= latest]
+            log = [entry for entry in json.loads((home / "log.json").read_text()) if entry["step"] <= latest]
             if latest > settings.num_steps:
-                raise ValueError(f"train: {folder} holds a run of {latest} steps; num_steps is {settings.num_steps}")
+                raise ValueError(f"train: {home} holds a run of {latest} steps; num_steps is {settings.num_steps}")
             progress(f"goes on from step {latest}")
     if mesh is not None:
         everywhere = NamedSharding(mesh, PartitionSpec())
@@ -160,8 +160,8 @@ def train(
                 log.append(entry)
                 left = seconds / (step - first) * (settings.num_steps - step)
                 progress(f"step {step} of {settings.num_steps}, {seconds:.0f} s, about {left:.0f} s left: {_in_words(entry)}")
-            if manager is not None and (step % settings.save_every == 0 or last):
-                (folder / "log.json").write_text(json.dumps(log, indent=1))
+            if home is not None and manager is not None and (step % settings.save_every == 0 or last):
+                (home / "log.json").write_text(json.dumps(log, indent=1))
                 manager.save(step, args=ocp.args.StandardSave(state))
     finally:
         # What was begun to be written is written, however the run ends.

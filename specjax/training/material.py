@@ -3,12 +3,14 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from specjax.models.draft_vocabulary import coverage, most_frequent
 from specjax.models.loaded import Model
+from specjax.models.trained_head import target_functions
 from specjax.training.batches import Batches
 from specjax.training.states import StateStore
 from specjax.training.texts import Texts
@@ -100,7 +102,7 @@ class Material:
     @property
     def shared(self) -> dict:
         """What the objectives read of the target, in float32; see :class:`specjax.models.eagle_head.EagleHead`."""
-        functions, params = self.model.functions, self.model.params
+        functions, params = target_functions(self.model), self.model.params
         output = functions.output_matrix(params)
         return {
             "embedding": functions.embedding_matrix(params),
@@ -111,7 +113,7 @@ class Material:
 
     def facts(self) -> dict:
         """What the card tells of the texts."""
-        facts = {"training_texts": len(self.training.texts), "training_tokens": self.training.texts.num_tokens}
+        facts: dict[str, Any] = {"training_texts": len(self.training.texts), "training_tokens": self.training.texts.num_tokens}
         if self.ids is not None:
             parts = (("training", self.training), ("held_out", self.held_out))
             facts["vocabulary_coverage"] = {name: round(coverage(part.texts.tokens, self.ids), 4) for name, part in parts}

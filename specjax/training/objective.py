@@ -4,7 +4,7 @@ A new kind of draft is one subclass that says what the draft guesses (:meth:`Obj
 """
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,12 @@ class Objective:
     def __post_init__(self):
         check_loss(self.loss, type(self).__name__)
 
+    if TYPE_CHECKING:
+
+        @property
+        def depth(self) -> int:
+            """Tokens in a row that are drafted; every kind has it as a field or a property."""
+
     def guesses(self, params, shared: dict, batch: TrainingBatch) -> list[jax.Array]:
         """For every depth that is trained the logits [B, T - 1 - f, R] of places f to T - 2, beside the target's there.
 
@@ -47,7 +53,8 @@ class Objective:
     def __call__(self, params, shared: dict, batch: TrainingBatch) -> tuple[jax.Array, dict]:
         """The loss, and by depth the loss and the share of places where the draft's best is the target's best."""
         target, labels = self.target_logits(shared, batch), label_of(batch.tokens, shared["ids"])
-        total, by_depth, top = 0.0, [], []
+        by_depth, top = [], []
+        total: Any = 0.0  # an array from the first depth on
         for depth, draft in enumerate(self.guesses(params, shared, batch)):
             first = target.shape[1] - 1 - draft.shape[1]
             wanted, weights = target[:, first:-1], batch.weights[:, first + 1 :]

@@ -148,7 +148,7 @@ def train_draft(
     else:
         if layers is not None:
             raise ValueError(f"train_draft: layers is {layers} beside a start, which has layers of its own; give one of them")
-        decoder = start.functions.config.decoder if start.kind == "draft" else model.config
+        decoder = start.functions.config.decoder if isinstance(start.functions, DraftLayers) else model.config
         functions, fresh = DraftLayers(DraftConfig(decoder, size)), None
     stages = [(DraftObjective(functions, depth, loss=loss), settings)]
     return train_stages(material, fresh, stages, (), facts, start=start, **run)
@@ -219,7 +219,7 @@ def train_stages(
         functions=functions,
         params=jax.device_get(params),
         target=TargetMark.of(material.model),
-        feature_layers=feature_layers,
+        feature_layers=tuple(feature_layers),
         ids=material.ids,
         facts=facts,
     )
@@ -228,6 +228,9 @@ def train_stages(
 
 def _check_start(start: TrainedHead, functions, material: Material) -> None:
     start.target.check(material.model, "start")
-    same_ids = (start.ids is None) == (material.ids is None) and (start.ids is None or np.array_equal(start.ids, material.ids))
+    if start.ids is None or material.ids is None:
+        same_ids = start.ids is material.ids
+    else:
+        same_ids = np.array_equal(start.ids, material.ids)
     if start.functions != functions or not same_ids:
         raise ValueError(f"start is {start.functions}; this run's is {functions}, and both must know the same tokens")

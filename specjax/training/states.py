@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.models.loaded import Model
-from specjax.models.trained_head import TargetMark
+from specjax.models.trained_head import TargetMark, target_functions
 from specjax.training.texts import Texts
 
 TOKENS_PER_PASS = 4096
@@ -36,7 +36,7 @@ def bucket(length: int) -> int:
     return size
 
 
-def batches_by_length(lengths: Sequence[int], tokens_per_batch: int) -> Iterator[tuple[np.ndarray, int]]:
+def batches_by_length(lengths: Sequence[int] | np.ndarray, tokens_per_batch: int) -> Iterator[tuple[np.ndarray, int]]:
     """Rows of similar length together: yields row indices and the padded length of each batch.
 
     A batch holds ``tokens_per_batch // padded length`` rows, at least one; the last of a length may hold fewer.
@@ -54,7 +54,7 @@ def batches_by_length(lengths: Sequence[int], tokens_per_batch: int) -> Iterator
             yield rows[start : start + at_once], int(size)
 
 
-def padded_rows(texts: Texts, rows: Sequence[int], num_rows: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+def padded_rows(texts: Texts, rows: Sequence[int] | np.ndarray, num_rows: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Tokens [num_rows, size] int32 and lengths [num_rows] int32 of some rows; missing rows are empty."""
     tokens, lengths = np.zeros((num_rows, size), np.int32), np.zeros(num_rows, np.int32)
     for place, row in enumerate(rows):
@@ -107,7 +107,7 @@ class StateStore:
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        functions = model.functions.with_features(tuple(feature_layers))
+        functions = target_functions(model).with_features(tuple(feature_layers))
         width = jax.eval_shape(forced, functions, model.params, jax.ShapeDtypeStruct((1, 1), jnp.int32)).shape[-1]
         shape = (texts.num_tokens, len(feature_layers), width)
         made_of = {"texts": texts.digest(), "feature_layers": list(feature_layers), "width": width}

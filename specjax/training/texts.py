@@ -99,7 +99,7 @@ class Texts:
         """The tokens of one row's prompt."""
         return self.row(index)[: self.prompt_lengths[index]]
 
-    def select(self, rows: Sequence[int]) -> "Texts":
+    def select(self, rows: Sequence[int] | np.ndarray) -> "Texts":
         """The texts of some rows, in their order."""
         return Texts.of_rows([self.row(row) for row in rows], [self.prompt_lengths[row] for row in rows])
 

@@ -151,7 +151,7 @@ def check_verdict(rule: Rule, verdict, draft: Draft) -> None:
     wanted = {"path": (batch, draft.tree.depth), "num_accepted": (batch,), "next_token": (batch,)}
     for name, shape in wanted.items():
         value = getattr(verdict, name, None)
-        if getattr(value, "shape", None) != shape or not jnp.issubdtype(value.dtype, jnp.integer):
+        if value is None or getattr(value, "shape", None) != shape or not jnp.issubdtype(value.dtype, jnp.integer):
             raise ValueError(f"rule {rule.name!r} returned {verdict!r:.300}; its {name} must be integers of shape {shape}")
 
 
@@ -161,6 +161,12 @@ def check_inputs(draft: Draft, target_log_probs: jax.Array) -> None:
     chex.assert_shape(target_log_probs, (batch, num_nodes + 1, None))
     if draft.parent_log_probs is not None:
         chex.assert_shape(draft.parent_log_probs, (batch, None, target_log_probs.shape[-1]))
+
+
+def fixed_tree(draft: Draft) -> DraftTree:
+    """The topology of a draft, for rules that do not take a ``ROW_TREE``."""
+    assert isinstance(draft.tree, DraftTree), NO_Q_IN_ROW_TREES
+    return draft.tree
 
 
 def take_node(values: jax.Array, node: jax.Array) -> jax.Array:

@@ -65,7 +65,7 @@ class KSeq:
     seed_stable = False
     laws = (Law.INDEPENDENT,)
     shapes = frozenset({CHAIN, TREE})
-    refusals: ClassVar = {
+    refusals: ClassVar[dict[Law, str]] = {
         Law.COUPLED: NOISE_COMES_AGAIN,
         Law.DETERMINISTIC: "its factor is derived for children drawn from one q; use membership or traversal",
         Law.WITHOUT_REPLACEMENT: "its factor is derived for children drawn from one q; use without_replacement or traversal",

@@ -81,7 +81,7 @@ class Match:
     name = "match"
     lossless = True
     seed_stable = False
-    laws = MOST_LIKELY_FIRST
+    laws: ClassVar[tuple[Law, ...]] = MOST_LIKELY_FIRST
     shapes = frozenset(SHAPES)
 
     def __call__(self, choices: Choices, draft: Draft, target_log_probs: jax.Array) -> Verdict:
@@ -99,7 +99,7 @@ class Membership(Match):
 
     name = "membership"
     laws = (Law.DETERMINISTIC,)
-    refusals: ClassVar = dict.fromkeys(
+    refusals: ClassVar[dict[Law, str]] = dict.fromkeys(
         (Law.INDEPENDENT, Law.WITHOUT_REPLACEMENT, Law.COUPLED),
         "a drawn token would be met with probability sum(p q) only; use match, or a rule that tests against q",
     )

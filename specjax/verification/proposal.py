@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.tree import Draft, Law
+from specjax.verification.base import fixed_tree
 
 
 def one_hot_log_probs(tokens: jax.Array, vocab_size: int, dtype) -> jax.Array:
@@ -59,7 +60,8 @@ def without_broken_proposals(draft: Draft) -> Draft:
     log_q = draft.parent_log_probs
     broken = ~(jnp.all(log_q < jnp.inf, axis=-1) & jnp.any(log_q > -jnp.inf, axis=-1))
     drawn = np.array([law is not Law.DETERMINISTIC for law in draft.laws])
-    of_node = jnp.take(broken, draft.tree.inner_index[list(draft.tree.parents[1:])], axis=1)
+    tree = fixed_tree(draft)
+    of_node = jnp.take(broken, tree.inner_index[list(tree.parents[1:])], axis=1)
     return draft.replace(valid=draft.valid & ~(of_node & drawn[None, :])).checked()
 
 
@@ -75,12 +77,12 @@ def proposal_log_probs(draft: Draft, node: jax.Array, vocab_size: int, dtype) ->
       vocab_size: V.
       dtype: of the result.
     """
-    tree = draft.tree
     row = jnp.arange(node.shape[0])
     token = draft.tokens[row, node - 1]
     one_hot = one_hot_log_probs(token, vocab_size, dtype)
     if draft.parent_log_probs is None:
         return one_hot
+    tree = fixed_tree(draft)
     parent = jnp.asarray(tree.parents, jnp.int32)[node]
     proposed = draft.parent_log_probs[row, jnp.asarray(tree.inner_index)[parent]].astype(dtype)
     kinds = set(draft.laws)

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from specjax.choices import Choices, Stream
 from specjax.tree import ROOT, Draft, Law
-from specjax.verification.base import CHAIN, NOISE_COMES_AGAIN, TREE, Verdict, check_inputs, no_path, take_node
+from specjax.verification.base import CHAIN, NOISE_COMES_AGAIN, TREE, Verdict, check_inputs, fixed_tree, no_path, take_node
 from specjax.verification.proposal import proposal_log_probs, residual_log_probs, without_broken_proposals
 
 NodeTest = Callable[[Draft, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
@@ -43,12 +43,13 @@ def walk_down(test: NodeTest, choices: Choices, draft: Draft, target_log_probs: 
       target_log_probs: [B, T, V].
     """
     check_inputs(draft, target_log_probs)
-    batch, depth = draft.tokens.shape[0], draft.tree.depth
+    batch, tree = draft.tokens.shape[0], fixed_tree(draft)
+    depth = tree.depth
     draft = without_broken_proposals(draft)
     root = jnp.full((batch,), ROOT, jnp.int32)
 
     def drafted_children(node):
-        children = jnp.asarray(draft.tree.children_table)[node]
+        children = jnp.asarray(tree.children_table)[node]
         drafted = jnp.take_along_axis(draft.valid, jnp.maximum(children - 1, 0), axis=1)
         return jnp.where((children > ROOT) & drafted, children, ROOT)
 
@@ -126,9 +127,9 @@ class Token:
     name = "token"
     lossless = True
     seed_stable = False
-    laws = (Law.INDEPENDENT, Law.WITHOUT_REPLACEMENT, Law.DETERMINISTIC)
+    laws: ClassVar[tuple[Law, ...]] = (Law.INDEPENDENT, Law.WITHOUT_REPLACEMENT, Law.DETERMINISTIC)
     shapes = frozenset({CHAIN})
-    refusals: ClassVar = {Law.COUPLED: NOISE_COMES_AGAIN}
+    refusals: ClassVar[dict[Law, str]] = {Law.COUPLED: NOISE_COMES_AGAIN}
 
     def __call__(self, choices: Choices, draft: Draft, target_log_probs: jax.Array) -> Verdict:
         """See :class:`specjax.verification.base.Rule`."""
@@ -142,7 +143,7 @@ class MultiRound(Token):
     name = "multi_round"
     laws = (Law.INDEPENDENT, Law.DETERMINISTIC)
     shapes = frozenset({CHAIN, TREE})
-    refusals: ClassVar = {
+    refusals: ClassVar[dict[Law, str]] = {
         Law.COUPLED: NOISE_COMES_AGAIN,
         Law.WITHOUT_REPLACEMENT: "later siblings come from what earlier ones left of q; use without_replacement or traversal",
     }

@@ -25,7 +25,7 @@ import numpy as np
 
 from specjax.choices import Choices, Stream
 from specjax.tree import ROOT, Draft, DraftTree, Law
-from specjax.verification.base import CHAIN, NOISE_COMES_AGAIN, TREE, Verdict, check_inputs, no_path, take_node
+from specjax.verification.base import CHAIN, NOISE_COMES_AGAIN, TREE, Verdict, check_inputs, fixed_tree, no_path, take_node
 from specjax.verification.proposal import normalised_excess, proposal_log_probs, without_broken_proposals
 
 
@@ -61,19 +61,20 @@ class Traversal:
     seed_stable = False
     laws = (Law.WITHOUT_REPLACEMENT, Law.INDEPENDENT, Law.DETERMINISTIC)
     shapes = frozenset({CHAIN, TREE})
-    refusals: ClassVar = {Law.COUPLED: NOISE_COMES_AGAIN}
+    refusals: ClassVar[dict[Law, str]] = {Law.COUPLED: NOISE_COMES_AGAIN}
 
     def __call__(self, choices: Choices, draft: Draft, target_log_probs: jax.Array) -> Verdict:
         """See :class:`specjax.verification.base.Rule`."""
         check_inputs(draft, target_log_probs)
         draft = without_broken_proposals(draft)
-        batch, depth = draft.tokens.shape[0], draft.tree.depth
+        batch, tree = draft.tokens.shape[0], fixed_tree(draft)
+        depth = tree.depth
         if depth == 0:
             token = choices.categorical(Stream.EMIT, ROOT, target_log_probs[:, ROOT])
             return Verdict(no_path(batch, 0), jnp.zeros((batch,), jnp.int32), token)
         vocab_size, dtype = target_log_probs.shape[-1], target_log_probs.dtype
-        nodes, down = map(jnp.asarray, visits(draft.tree))
-        parents = jnp.asarray(draft.tree.parents, jnp.int32)
+        nodes, down = map(jnp.asarray, visits(tree))
+        parents = jnp.asarray(tree.parents, jnp.int32)
         # The root counts as drafted.
         drafted = jnp.pad(draft.valid, ((0, 0), (1, 0)), constant_values=True)
         tokens = jnp.pad(draft.tokens, ((0, 0), (1, 0)))
@@ -121,9 +122,9 @@ class Traversal:
         start = (jnp.int32(0), target_log_probs, jnp.zeros(drafted.shape, dtype), nothing)
         _, log_p, _, accepted = jax.lax.while_loop(unfinished, visit, start)
         accepted = jnp.maximum(accepted, ROOT)
-        num_accepted = jnp.asarray(draft.tree.depths, jnp.int32)[accepted]
+        num_accepted = jnp.asarray(tree.depths, jnp.int32)[accepted]
         token = choices.categorical(Stream.EMIT, accepted, take_node(log_p, accepted))
-        return Verdict(jnp.asarray(draft.tree.path_table)[accepted], num_accepted, token)
+        return Verdict(jnp.asarray(tree.path_table)[accepted], num_accepted, token)
 
 
 @dataclasses.dataclass(frozen=True)

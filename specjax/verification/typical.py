@@ -7,13 +7,13 @@ come out as greedy.
 
 import dataclasses
 import math
-import numbers
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from specjax.choices import Choices, Stream
+from specjax.numeric import is_real
 from specjax.tree import ROOT, Draft, Law
 from specjax.verification.base import SHAPES, Verdict, check_inputs, take_node
 
@@ -37,12 +37,12 @@ class Typical:
     seed_stable = False
     laws = (Law.DETERMINISTIC, Law.WITHOUT_REPLACEMENT, Law.INDEPENDENT, Law.COUPLED)
     shapes = frozenset(SHAPES)
-    refusals: ClassVar = {}
+    refusals: ClassVar[dict[Law, str]] = {}
 
     def __post_init__(self):
         for name in ("epsilon", "delta"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value <= 1:
+            if not is_real(value) or not 0 < value <= 1:
                 raise ValueError(f"Typical: {name} is {value!r}; it must be in (0, 1]")
 
     def __call__(self, choices: Choices, draft: Draft, target_log_probs: jax.Array) -> Verdict:

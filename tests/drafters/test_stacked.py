@@ -16,6 +16,7 @@ from specjax.certificates.certificate import QUICKLY
 from specjax.decoding import run_rounds
 from specjax.drafters import NoDrafter, bind, draft_model, prompt_lookup, stacked
 from specjax.drafters.stacked import _asked, overlay
+from specjax.row_trees import TreeBounds
 from specjax.statistics import SourceStats
 from specjax.tree import NO_SOURCE, DraftTree, Law
 from tests import hash_model as tiny
@@ -368,6 +369,8 @@ def test_bad_input():
         stacked(LOOKUP, 3)
     with pytest.raises(ValueError, match=r"first is draft_model\(close\), which proposes the tree .*; it must propose chains"):
         stacked(tree, chain)
+    with pytest.raises(ValueError, match=r"then is draft_model\(close\), which shapes a tree for every row"):
+        stacked(LOOKUP, draft_model(CLOSE, tree=TreeBounds(3, 2)))
     with pytest.raises(ValueError, match=r"draws by \['independent'\]; it must be able to draft deterministically"):
         stacked(drawn, chain)
     with pytest.raises(ValueError, match="law is 'without_replacement'"):
