@@ -17,7 +17,7 @@ from specjax.decoding.compose import check_model, compose
 from specjax.decoding.prompts import check_settings, prompt_ids, stop_ids
 from specjax.decoding.round import Round, prefill, run_rounds
 from specjax.decoding.round_costs import kept_rounds, measure_rounds, with_depths
-from specjax.decoding.state import NO_TOKEN, Counters, DecodingState, Parameters
+from specjax.decoding.state import NO_TOKEN, Counters, DecodingState, DispatchInfo, Parameters
 from specjax.models.loaded import Model
 from specjax.sampling.allowed_tokens import AllowedTokens
 from specjax.sampling.params import SamplingArrays, SamplingParams
@@ -243,7 +243,8 @@ class Batch:
             self._measure_rounds()
         most_rounds = rounds_per_dispatch or self.program.rounds_per_dispatch
         counters = jax.device_get(state.counters)
-        following, begun, longest = None, 0.0, 0.0
+        following: tuple[DecodingState, DispatchInfo] | None = None
+        begun = longest = 0.0
         while any(row.running for row in self.rows):
             # The device knows no stop strings: where one may come, the host looks at every round before the next.
             stops = any(row.looks_for_stops for row in self.rows)
@@ -258,8 +259,8 @@ class Batch:
                 following = run_rounds(self.program, self.params, state, jnp.int32(most_rounds))
             before = counters
             info, counters = jax.device_get((info, state.counters if stops else before))
-            now = time.perf_counter()
-            seconds, begun = min(now - begun, longest) if waited else now - begun, now
+            arrived = time.perf_counter()
+            seconds, begun = min(arrived - begun, longest) if waited else arrived - begun, arrived
             longest = max(longest, seconds)
             self.seconds["decode_seconds"] += seconds
             if info.rounds == 1:

@@ -59,7 +59,7 @@ class EagleDrafter:
     @property
     def most_emitted(self) -> int:
         """Tokens that a round can emit."""
-        return self.tree.depth + 1
+        raise NotImplementedError
 
     def init(self, params, batch, capacity):
         """See :meth:`specjax.drafters.Drafter.init`."""
@@ -146,6 +146,11 @@ class Eagle(TreeDrafting, EagleDrafter):
     tree: DraftTree
     laws: tuple[Law, ...] | None = None
 
+    @property
+    def most_emitted(self):
+        """See :attr:`EagleDrafter.most_emitted`."""
+        return self.tree.depth + 1
+
     def propose(self, params, state, context: Context, choices, num_draft):
         """See :meth:`specjax.drafters.Drafter.propose`."""
         asked = self.asked(num_draft)
@@ -185,6 +190,11 @@ class GrowingEagle(TreeGrowing, EagleDrafter):
 
     tree: TreeBounds
     branching: int
+
+    @property
+    def most_emitted(self):
+        """See :attr:`EagleDrafter.most_emitted`."""
+        return self.tree.depth + 1
 
     def propose(self, params, state, context: Context, choices, num_draft):
         """See :meth:`specjax.drafters.Drafter.propose`."""
