@@ -68,7 +68,9 @@ def answer(model, drafter, prompt, max_tokens, title):
     completions = []
     for name, used in (("plain decoding", None), (f"speculative decoding with {drafter.name}", drafter)):
         print(f"\n--- {name} ---")
-        completions.append(print_text(specjax.stream(model, messages, params, drafter=used), console))
+        # As `specjax generate` does: every round drafts only as deep as pays.
+        pieces = specjax.stream(model, messages, params, drafter=used, adaptive=used is not None)
+        completions.append(print_text(pieces, console))
     tree = drafter.functions.tree
     # The published formula is for chains of one length; a stack drafts by turns.
     length = tree.num_nodes if tree.is_chain and not sources_of(drafter.functions) else 0

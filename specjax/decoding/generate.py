@@ -249,7 +249,7 @@ class Batch:
             # The device knows no stop strings: where one may come, the host looks at every round before the next.
             stops = any(row.looks_for_stops for row in self.rows)
             # Whether the device has waited for whoever takes the tokens.
-            waited = following is not None and following[1].rounds.is_ready()
+            waited = following is not None and following[1].rounds.is_ready()  # type: ignore[attr-defined]  # not in the hints
             if following is None:
                 begun = time.perf_counter()
                 following = run_rounds(self.program, self.params, state, jnp.int32(1 if stops else most_rounds))

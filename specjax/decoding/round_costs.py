@@ -101,7 +101,9 @@ def measure_rounds(
     """
     length = max(1, min(PROMPT_LENGTH, capacity // 2))
     depths = program.draft_depths
-    by_text, repeats, idle = [], [], []
+    by_text: list[dict[int, float]] = []
+    repeats: list[list[float]] = []
+    idle: list[float] = []
     for different in (length, 4):
         prompt = [token % min(different, program.vocab_size) for token in range(length)]
         seconds: dict[int, list[float]] = {depth: [] for depth in depths}
