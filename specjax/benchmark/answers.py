@@ -47,7 +47,7 @@ def layout(prompts: Sequence[list[int]], max_tokens: int) -> tuple[int, int]:
 
     Example:
       >>> layout([[1] * 100, [1] * 20], 32)
-      (256, 256)
+      (256, 128)
     """
     longest = max(map(len, prompts))
     return round_capacity(longest + max_tokens - 1), next((w for w in PREFILL_WIDTHS if longest - 1 <= w), PREFILL_WIDTHS[-1])
