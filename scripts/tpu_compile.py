@@ -44,9 +44,12 @@ def measure(case, name: str, large: float, keep: str | None) -> dict:
 
     start = time.perf_counter()
     lowered = case.lowered(name)
-    traced = time.perf_counter()
+    traced, used = time.perf_counter(), time.process_time()
     compiled = lowered.compile()
-    seconds = {"trace_seconds": round(traced - start, 1), "compile_seconds": round(time.perf_counter() - traced, 1)}
+    seconds = {"trace_seconds": traced - start, "compile_seconds": time.perf_counter() - traced}
+    # Of all threads: little changed by what else the machine does.
+    seconds["compile_cpu_seconds"] = time.process_time() - used
+    seconds = {what: round(value, 1) for what, value in seconds.items()}
     text, memory = compiled.as_text(), compiled.memory_analysis()
     if keep:
         os.makedirs(keep, exist_ok=True)
@@ -69,10 +72,13 @@ def measure(case, name: str, large: float, keep: str | None) -> dict:
     }
 
 
-def ratios_of(results: dict, length: int) -> dict:
+def ratios_of(results: dict, case) -> dict:
     """What the goals are about, where both sides were compiled."""
+    from tpu_programs import TREE, TREE_LEVELS
+
+    length = case.length
     size = {name: result["bytes"] for name, result in results.items()}
-    ratios, whole = {}, f"pass {length + 1}"
+    ratios, whole, of_tree = {}, f"pass {length + 1}", f"pass {TREE.size}"
     if {"pass 1", whole} <= size.keys():
         ratios[f"{whole} / pass 1"] = size[whole] / size["pass 1"]
     if {"pass 1", "plain"} <= size.keys():
@@ -82,6 +88,15 @@ def ratios_of(results: dict, length: int) -> dict:
         if {chain, draft, whole} <= size.keys():
             ratio = size[chain] / (length * size[draft] + size[whole])
             ratios[f"chain round{split} / ({length} draft passes{split} + {whole})"] = ratio
+        tree = f"tree{split}"
+        if {tree, draft, of_tree} <= size.keys():
+            ratio = size[tree] / (TREE_LEVELS * size[draft] + size[of_tree])
+            ratios[f"tree round{split} / ({TREE_LEVELS} draft passes{split} + {of_tree})"] = ratio
+    for heads in ("medusa", "eagle"):
+        if {heads, of_tree} <= size.keys():
+            ratios[f"{heads} round / (least of drafting + {of_tree})"] = size[heads] / (
+                case.least_of_heads(heads) + size[of_tree]
+            )
     return {name: round(ratio, 4) for name, ratio in ratios.items()}
 
 
@@ -155,7 +170,7 @@ def main():
     if case.layers:
         title += f", {case.layers} layers"
     Console(stderr=True, width=180).print(table_of(title, results))
-    ratios = ratios_of(results, case.length)
+    ratios = ratios_of(results, case)
     for name, ratio in ratios.items():
         print(f"{name}: {ratio:.3f}", file=sys.stderr)
     record(" ".join(["python", *sys.argv]), {"mesh": dict(mesh.shape), "ratios": ratios, "programs": results}, arguments.output)

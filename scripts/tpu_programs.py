@@ -14,6 +14,7 @@ from specjax.drafters import draft_model
 from specjax.drafters.base import BoundDrafter
 from specjax.drafters.eagle import Eagle
 from specjax.drafters.medusa import Medusa
+from specjax.drafters.tree_drafting import levels
 from specjax.models.config import DecoderConfig, Llama3RopeScaling, RopeConfig
 from specjax.models.decoder import Decoder
 from specjax.models.eagle_head import EagleConfig, EagleHead
@@ -28,6 +29,9 @@ DTYPE = jnp.bfloat16
 STOP_IDS, BIASES = 8, 8
 ACCURACIES = [[0.6, 0.15, 0.08, 0.05]] * 4
 """Of the heads' first, second ... token, by depth: what the tree is shaped for."""
+TREE = greedy_product_tree(ACCURACIES, 16)
+TREE_LEVELS = len(levels(TREE))
+"""Passes of a model that drafts it."""
 
 LLAMA_SCALING = Llama3RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=8192)
 LLAMA_ROPE = RopeConfig(theta=500_000.0, scaling=LLAMA_SCALING)
@@ -75,7 +79,7 @@ def drafter_of(kind: str, target: DecoderConfig, draft: DecoderConfig, length: i
 
     A model is split over the devices that share the target where the kind ends with "split".
     """
-    tree = greedy_product_tree(ACCURACIES, 16)
+    tree = TREE
     shape = jax.ShapeDtypeStruct
     if kind == "plain":
         return None
@@ -157,6 +161,18 @@ class Case:
             return prefill_rows.lower(program, params, state, rows)
         ended = _placed(program, Place.ROWS, jax.ShapeDtypeStruct((self.slots,), bool))
         return run_slots.lower(program, params, state, ended, number, number)
+
+    def least_of_heads(self, kind: str) -> int:
+        """Bytes that drafting reads at least in a round of ``medusa`` or ``eagle``: of the heads, the output matrix, their cache.
+
+        Medusa heads speak of all depths at once. An autoregressive head is run for every level of the tree but the root's, and
+        once over what was accepted; its output matrix is read for every level.
+        """
+        program, params = self.round(kind)
+        state = jax.eval_shape(lambda params: empty_state(program, params, *self._sizes()), params)
+        times = 1 if kind == "medusa" else TREE_LEVELS
+        read = (params.drafter["own"], params.drafter["shared"]["output"], () if kind == "medusa" else state.drafter.cache)
+        return times * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(read))
 
     def _sizes(self):
         return self.slots, Room(self.capacity, STOP_IDS, BIASES, None).entries, STOP_IDS, BIASES

@@ -178,10 +178,7 @@ class _LayerReader:
             rows = np.split(self.read(names.qkv), np.cumsum([heads * group * size, heads * size]))
         else:
             rows = [self.read(name) for name in (names.query, names.key, names.value)]
-        attention = {
-            "qkv": self.fused_heads(rows, (width,)),
-            "out": self.read(names.out).reshape(width, heads, group, size),
-        }
+        attention = {"qkv": self.fused_heads(rows, (width,)), "out": self.read(names.out)}
         if config.qkv_bias:
             rows = [self.read(names.bias(part)) for part in ("query", "key", "value")]
             attention["qkv_bias"] = self.fused_heads(rows, ())

@@ -8,7 +8,8 @@ local layer is as long as the others', so that any committed entry can be rolled
 
 Weights are stored [out, in] and contracted on their last axis (on CPU the usual [in, out] kernel is up to twice as slow
 for a few rows), with query, key and value of one key/value head side by side, [K, G + 2, D, E], and the two MLP inputs
-stacked, [2, F, E]: a mesh splits heads and MLP without reshuffling either.
+stacked, [2, F, E]: a mesh splits heads and MLP without reshuffling either. What is contracted is one axis, also where it is
+heads: a TPU stores the last two axes in tiles, and would write [E, K, G, D] anew before every product.
 """
 
 import dataclasses
@@ -29,9 +30,8 @@ from specjax.models.mlp import ExpertsMLP, GatedMLP
 from specjax.models.products import WHOLE, Matrix, Split, contract, exact, parameter, random_params
 from specjax.models.quantised import QuantisedMatrix, in_the_form_of
 
-NUM_IN = {"embedding": 1, "unembedding": 1, "qkv": 1, "out": 3, "gate_up": 1, "down": 1}
-"""What is quantised in an int8 model, and how many of its last axes are inputs. The router of a mixture stays as it is: it is
-small, and a comparison hangs on it."""
+MATRICES = ("embedding", "unembedding", "qkv", "out", "gate_up", "down")
+"""What is quantised in an int8 model. The router of a mixture stays as it is: it is small, and a comparison hangs on it."""
 
 
 def rotate(heads: jax.Array, positions: jax.Array, frequencies, magnitude: float = 1.0) -> jax.Array:
@@ -168,7 +168,7 @@ class Attention(nnx.Module):
         if config.query_key_norm:
             self.query_norm = RMSNorm(size, config.norm_eps, dtype, "head_dim")
             self.key_norm = RMSNorm(size, config.norm_eps, dtype, "head_dim")
-        self.out = parameter((config.width, heads, group, size), ("embed", "kv_heads", "group", "head_dim"), dtype)
+        self.out = parameter((config.width, heads * group * size), ("embed", "heads"), dtype)
 
     def project(self, inputs, positions):
         """Queries [B, T, K, G, D], keys [B, K, T, D] and values [B, K, T, D]; the first two turned to their positions."""
@@ -185,7 +185,8 @@ class Attention(nnx.Module):
     def join(self, mixed):
         """[B, T, E] of the heads' results [B, T, K, G, D]."""
         over = self.split.over(self.split.heads)
-        return contract(mixed, self.out[...], num_in=3, parts=self.config.product_parts, over=over)
+        mixed = mixed.reshape(*mixed.shape[:2], -1)
+        return contract(mixed, self.out[...], parts=self.config.product_parts, over=over)
 
     def __call__(self, inputs, positions, cache_keys, cache_values, lengths, block_mask):
         query, keys, values = self.project(inputs, positions)
@@ -322,8 +323,8 @@ class Decoder:
         stream = self._stream(dtype)
         params = nnx.to_pure_dict(self._structure(stream)[1])
 
-        def quantised(leaf, num_in):
-            values, scale = jax.ShapeDtypeStruct(leaf.shape, jnp.int8), jax.ShapeDtypeStruct(leaf.shape[:-num_in], jnp.float32)
+        def quantised(leaf):
+            values, scale = jax.ShapeDtypeStruct(leaf.shape, jnp.int8), jax.ShapeDtypeStruct(leaf.shape[:-1], jnp.float32)
             return QuantisedMatrix(values, scale, stream, self.config.int8_digits)
 
         return self._quantised(quantised, params)
@@ -333,8 +334,8 @@ class Decoder:
         stream = self._stream(None)
         axes = nnx.to_pure_dict(nnx.get_partition_spec(self._structure(stream)[1]))
 
-        def quantised(spec, num_in):
-            return QuantisedMatrix(spec, PartitionSpec(*spec[:-num_in]), stream, self.config.int8_digits)
+        def quantised(spec):
+            return QuantisedMatrix(spec, PartitionSpec(*spec[:-1]), stream, self.config.int8_digits)
 
         return self._quantised(quantised, axes)
 
@@ -349,13 +350,12 @@ class Decoder:
         return jnp.dtype(stream)
 
     def _quantised(self, function, tree):
-        """``tree`` with ``function(leaf, num_in)`` in place of what is quantised."""
+        """``tree`` with ``function(leaf)`` in place of what is quantised."""
         if self.config.int8_stream is None:
             return tree
 
         def of(path, leaf):
-            num_in = NUM_IN.get(path[-1].key)
-            return leaf if num_in is None else function(leaf, num_in)
+            return function(leaf) if path[-1].key in MATRICES else leaf
 
         return jax.tree.map_with_path(of, tree, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
 

@@ -148,3 +148,21 @@ def test_on_the_command_line(llama, tmp_path, capsys):
     with pytest.raises(SystemExit, match=r"^1$"):
         main(["convert", str(llama), str(tmp_path / "model")])
     assert capsys.readouterr().err.endswith("exists already; name a new folder\n")
+
+
+@pytest.mark.parametrize("mesh", [None, "model=2"])
+def test_inputs_that_were_written_as_several_axes(llama, tmp_path, mesh):
+    """As earlier versions wrote the output product of attention."""
+    model = load_model(llama, dtype="bfloat16")
+    config = model.config
+    heads = (config.width, config.num_kv_heads, config.group_size, config.head_dim)
+    layers = {
+        index: layer | {"attention": layer["attention"] | {"out": layer["attention"]["out"].reshape(heads)}}
+        for index, layer in model.params["layers"].items()
+    }
+    earlier = dataclasses.replace(model, params=model.params | {"layers": layers})
+    loaded = load_model(save_model(earlier, tmp_path / "model"), mesh=mesh)
+    assert tiny.same(loaded.params, model.params)
+    expected = load_model(llama, dtype="bfloat16", mesh=mesh)
+    for one, two in zip(jax.tree.leaves(expected.params), jax.tree.leaves(loaded.params), strict=True):
+        assert one.sharding.is_equivalent_to(two.sharding, one.ndim)
