@@ -29,6 +29,8 @@ def scenario_of(length: int, slots: int):
     turns = {r"/catch_up/while": 0, r"/draft_steps/while": length - 1, r"/judge/while": length + 1, r"/commit/.*while": slots}
 
     def trips(loop):
+        if layers := re.search(r"/layers_(\d+)/while$", loop.scope):
+            return int(layers[1])
         return next((number for pattern, number in turns.items() if re.search(pattern + "$", loop.scope)), None)
 
     def branch(condition):
@@ -53,7 +55,12 @@ def measure(case, name: str, large: float, keep: str | None) -> dict:
     text, memory = compiled.as_text(), compiled.memory_analysis()
     if keep:
         os.makedirs(keep, exist_ok=True)
-        with open(os.path.join(keep, f"{case.target}-{case.topology}-{case.slots}-{name}.txt".replace(" ", "_")), "w") as file:
+        with open(
+            os.path.join(
+                keep, f"{case.target}-{case.topology}-{case.slots}-{name}{'-scanned' * case.scan_layers}.txt".replace(" ", "_")
+            ),
+            "w",
+        ) as file:
             file.write(text)
     program, scenario = Program(text), scenario_of(case.length, case.slots)
     moves = program.moves(large, scenario)
@@ -143,6 +150,7 @@ def main():
     parser.add_argument("--capacity", type=int, default=2048)
     parser.add_argument("--length", type=int, default=7, help="draft tokens of a chain")
     parser.add_argument("--layers", type=int, help="of target and draft model, at most; without it all")
+    parser.add_argument("--scan-layers", action="store_true", help="layers in a loop")
     parser.add_argument("--programs", nargs="+", default=PROGRAMS, metavar="NAME")
     parser.add_argument("--large", type=float, default=4e6, help="bytes from which on a copy is listed")
     parser.add_argument("--keep", metavar="FOLDER", help="where the compiled programs' text goes")
@@ -159,7 +167,7 @@ def main():
 
     if arguments.target not in TARGETS:
         parser.error(f"--target is {arguments.target}; it must be one of {', '.join(TARGETS)}")
-    names = ("target", "topology", "model", "slots", "capacity", "length", "layers")
+    names = ("target", "topology", "model", "slots", "capacity", "length", "layers", "scan_layers")
     case = Case(**{name: getattr(arguments, name) for name in names})
     results = {}
     for name in arguments.programs:
@@ -169,6 +177,8 @@ def main():
     title = f"{case.target} on {case.topology}, {dict(mesh.shape)}, {case.slots} slots of {case.capacity} tokens"
     if case.layers:
         title += f", {case.layers} layers"
+    if case.scan_layers:
+        title += ", layers in a loop"
     Console(stderr=True, width=180).print(table_of(title, results))
     ratios = ratios_of(results, case)
     for name, ratio in ratios.items():

@@ -111,6 +111,7 @@ class Case:
       length: K, draft tokens of a chain.
       layers: of target and draft model, at most; None: all.
       prefill_width: prompt tokens of a pass.
+      scan_layers: whether target and draft model have their layers in a loop.
     """
 
     target: str = "llama-3.1-8b"
@@ -121,12 +122,14 @@ class Case:
     length: int = 7
     layers: int | None = None
     prefill_width: int = 64
+    scan_layers: bool = False
 
     def configs(self) -> tuple[DecoderConfig, DecoderConfig]:
         """Sizes of target and draft model."""
         cut = self.layers or 1 << 30
         target, draft = TARGETS[self.target]
-        return tuple(dataclasses.replace(config, num_layers=min(cut, config.num_layers)) for config in (target, draft))
+        options = {"scan_layers": self.scan_layers}
+        return tuple(dataclasses.replace(config, num_layers=min(cut, config.num_layers), **options) for config in (target, draft))
 
     def mesh(self) -> jax.sharding.Mesh:
         """The slice as a mesh."""
