@@ -29,6 +29,8 @@ def scenario_of(length: int, slots: int):
     turns = {r"/catch_up/while": 0, r"/draft_steps/while": length - 1, r"/judge/while": length + 1, r"/commit/.*while": slots}
 
     def trips(loop):
+        if layers := re.search(r"/layers_(\d+)/while$", loop.scope):
+            return int(layers[1])
         return next((number for pattern, number in turns.items() if re.search(pattern + "$", loop.scope)), None)
 
     def branch(condition):
@@ -44,13 +46,21 @@ def measure(case, name: str, large: float, keep: str | None) -> dict:
 
     start = time.perf_counter()
     lowered = case.lowered(name)
-    traced = time.perf_counter()
+    traced, used = time.perf_counter(), time.process_time()
     compiled = lowered.compile()
-    seconds = {"trace_seconds": round(traced - start, 1), "compile_seconds": round(time.perf_counter() - traced, 1)}
+    seconds = {"trace_seconds": traced - start, "compile_seconds": time.perf_counter() - traced}
+    # Of all threads: little changed by what else the machine does.
+    seconds["compile_cpu_seconds"] = time.process_time() - used
+    seconds = {what: round(value, 1) for what, value in seconds.items()}
     text, memory = compiled.as_text(), compiled.memory_analysis()
     if keep:
         os.makedirs(keep, exist_ok=True)
-        with open(os.path.join(keep, f"{case.target}-{case.topology}-{case.slots}-{name}.txt".replace(" ", "_")), "w") as file:
+        with open(
+            os.path.join(
+                keep, f"{case.target}-{case.topology}-{case.slots}-{name}{'-scanned' * case.scan_layers}.txt".replace(" ", "_")
+            ),
+            "w",
+        ) as file:
             file.write(text)
     program, scenario = Program(text), scenario_of(case.length, case.slots)
     moves = program.moves(large, scenario)
@@ -69,10 +79,13 @@ def measure(case, name: str, large: float, keep: str | None) -> dict:
     }
 
 
-def ratios_of(results: dict, length: int) -> dict:
+def ratios_of(results: dict, case) -> dict:
     """What the goals are about, where both sides were compiled."""
+    from tpu_programs import TREE, TREE_LEVELS
+
+    length = case.length
     size = {name: result["bytes"] for name, result in results.items()}
-    ratios, whole = {}, f"pass {length + 1}"
+    ratios, whole, of_tree = {}, f"pass {length + 1}", f"pass {TREE.size}"
     if {"pass 1", whole} <= size.keys():
         ratios[f"{whole} / pass 1"] = size[whole] / size["pass 1"]
     if {"pass 1", "plain"} <= size.keys():
@@ -82,6 +95,15 @@ def ratios_of(results: dict, length: int) -> dict:
         if {chain, draft, whole} <= size.keys():
             ratio = size[chain] / (length * size[draft] + size[whole])
             ratios[f"chain round{split} / ({length} draft passes{split} + {whole})"] = ratio
+        tree = f"tree{split}"
+        if {tree, draft, of_tree} <= size.keys():
+            ratio = size[tree] / (TREE_LEVELS * size[draft] + size[of_tree])
+            ratios[f"tree round{split} / ({TREE_LEVELS} draft passes{split} + {of_tree})"] = ratio
+    for heads in ("medusa", "eagle"):
+        if {heads, of_tree} <= size.keys():
+            ratios[f"{heads} round / (least of drafting + {of_tree})"] = size[heads] / (
+                case.least_of_heads(heads) + size[of_tree]
+            )
     return {name: round(ratio, 4) for name, ratio in ratios.items()}
 
 
@@ -128,6 +150,7 @@ def main():
     parser.add_argument("--capacity", type=int, default=2048)
     parser.add_argument("--length", type=int, default=7, help="draft tokens of a chain")
     parser.add_argument("--layers", type=int, help="of target and draft model, at most; without it all")
+    parser.add_argument("--scan-layers", action="store_true", help="layers in a loop")
     parser.add_argument("--programs", nargs="+", default=PROGRAMS, metavar="NAME")
     parser.add_argument("--large", type=float, default=4e6, help="bytes from which on a copy is listed")
     parser.add_argument("--keep", metavar="FOLDER", help="where the compiled programs' text goes")
@@ -144,7 +167,7 @@ def main():
 
     if arguments.target not in TARGETS:
         parser.error(f"--target is {arguments.target}; it must be one of {', '.join(TARGETS)}")
-    names = ("target", "topology", "model", "slots", "capacity", "length", "layers")
+    names = ("target", "topology", "model", "slots", "capacity", "length", "layers", "scan_layers")
     case = Case(**{name: getattr(arguments, name) for name in names})
     results = {}
     for name in arguments.programs:
@@ -154,8 +177,10 @@ def main():
     title = f"{case.target} on {case.topology}, {dict(mesh.shape)}, {case.slots} slots of {case.capacity} tokens"
     if case.layers:
         title += f", {case.layers} layers"
+    if case.scan_layers:
+        title += ", layers in a loop"
     Console(stderr=True, width=180).print(table_of(title, results))
-    ratios = ratios_of(results, case.length)
+    ratios = ratios_of(results, case)
     for name, ratio in ratios.items():
         print(f"{name}: {ratio:.3f}", file=sys.stderr)
     record(" ".join(["python", *sys.argv]), {"mesh": dict(mesh.shape), "ratios": ratios, "programs": results}, arguments.output)

@@ -361,7 +361,7 @@ class Program:
         return found
 
     def moves(self, least: float, scenario: Scenario = Scenario()) -> list[dict]:
-        """Copies, transposes and conversions that compute nothing, of at least so many bytes; the same of several layers once."""
+        """What computes nothing (copy, transpose, reshape, convert), of at least so many bytes; that of several layers once."""
         found: dict[tuple, dict] = {}
         for step in self.steps(scenario):
             instruction = step.instruction
@@ -382,7 +382,8 @@ class Program:
 
     def _kind(self, instruction: Instruction) -> str | None:
         opcode = instruction.opcode
-        if opcode in ("copy", "transpose", "convert"):
+        # A reshape that changes nothing in memory is a bitcast by now.
+        if opcode in ("copy", "transpose", "convert", "reshape"):
             return opcode
         if opcode == "copy-start":
             # Into the on-chip memory or out of it: a prefetch, not a copy.

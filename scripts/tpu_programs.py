@@ -14,6 +14,7 @@ from specjax.drafters import draft_model
 from specjax.drafters.base import BoundDrafter
 from specjax.drafters.eagle import Eagle
 from specjax.drafters.medusa import Medusa
+from specjax.drafters.tree_drafting import levels
 from specjax.models.config import DecoderConfig, Llama3RopeScaling, RopeConfig
 from specjax.models.decoder import Decoder
 from specjax.models.eagle_head import EagleConfig, EagleHead
@@ -28,6 +29,9 @@ DTYPE = jnp.bfloat16
 STOP_IDS, BIASES = 8, 8
 ACCURACIES = [[0.6, 0.15, 0.08, 0.05]] * 4
 """Of the heads' first, second ... token, by depth: what the tree is shaped for."""
+TREE = greedy_product_tree(ACCURACIES, 16)
+TREE_LEVELS = len(levels(TREE))
+"""Passes of a model that drafts it."""
 
 LLAMA_SCALING = Llama3RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=8192)
 LLAMA_ROPE = RopeConfig(theta=500_000.0, scaling=LLAMA_SCALING)
@@ -75,7 +79,7 @@ def drafter_of(kind: str, target: DecoderConfig, draft: DecoderConfig, length: i
 
     A model is split over the devices that share the target where the kind ends with "split".
     """
-    tree = greedy_product_tree(ACCURACIES, 16)
+    tree = TREE
     shape = jax.ShapeDtypeStruct
     if kind == "plain":
         return None
@@ -107,6 +111,7 @@ class Case:
       length: K, draft tokens of a chain.
       layers: of target and draft model, at most; None: all.
       prefill_width: prompt tokens of a pass.
+      scan_layers: whether target and draft model have their layers in a loop.
     """
 
     target: str = "llama-3.1-8b"
@@ -117,12 +122,14 @@ class Case:
     length: int = 7
     layers: int | None = None
     prefill_width: int = 64
+    scan_layers: bool = False
 
     def configs(self) -> tuple[DecoderConfig, DecoderConfig]:
         """Sizes of target and draft model."""
         cut = self.layers or 1 << 30
         target, draft = TARGETS[self.target]
-        return tuple(dataclasses.replace(config, num_layers=min(cut, config.num_layers)) for config in (target, draft))
+        options = {"scan_layers": self.scan_layers}
+        return tuple(dataclasses.replace(config, num_layers=min(cut, config.num_layers), **options) for config in (target, draft))
 
     def mesh(self) -> jax.sharding.Mesh:
         """The slice as a mesh."""
@@ -157,6 +164,18 @@ class Case:
             return prefill_rows.lower(program, params, state, rows)
         ended = _placed(program, Place.ROWS, jax.ShapeDtypeStruct((self.slots,), bool))
         return run_slots.lower(program, params, state, ended, number, number)
+
+    def least_of_heads(self, kind: str) -> int:
+        """Bytes that drafting reads at least in a round of ``medusa`` or ``eagle``: of the heads, the output matrix, their cache.
+
+        Medusa heads speak of all depths at once. An autoregressive head is run for every level of the tree but the root's, and
+        once over what was accepted; its output matrix is read for every level.
+        """
+        program, params = self.round(kind)
+        state = jax.eval_shape(lambda params: empty_state(program, params, *self._sizes()), params)
+        times = 1 if kind == "medusa" else TREE_LEVELS
+        read = (params.drafter["own"], params.drafter["shared"]["output"], () if kind == "medusa" else state.drafter.cache)
+        return times * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(read))
 
     def _sizes(self):
         return self.slots, Room(self.capacity, STOP_IDS, BIASES, None).entries, STOP_IDS, BIASES

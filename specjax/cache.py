@@ -38,7 +38,7 @@ class KVBlock:
     """Keys and values of the tokens of one pass, not (yet) committed.
 
     Attributes:
-      keys: L arrays [B, K, T, D], rotary embedding applied.
+      keys: L arrays [B, K, T, D], rotary embedding applied; where layers are scanned one of all their heads, [B, L * K, T, D].
       values: L arrays [B, K, T, D].
     """
 
@@ -47,11 +47,56 @@ class KVBlock:
 
 
 @flax.struct.dataclass
+class SomeHeads:
+    """Neighbouring heads of a cache, cut out of it only where they are read.
+
+    Attributes:
+      array: [B, heads, S, D].
+      first: int32, number of the first.
+      count: K, how many.
+    """
+
+    array: jax.Array
+    first: jax.Array
+    count: int = flax.struct.field(pytree_node=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[B, K, S, D]."""
+        return (self.array.shape[0], self.count, *self.array.shape[2:])
+
+
+def _as_stored(array: jax.Array) -> jax.Array:
+    """A cache [B, heads, S, D] in the order in which a TPU has it."""
+    order = (0, 1, 3, 2) if array.shape[3] % LANES else (0, 1, 2, 3)
+    return with_layout_constraint(array, Layout(major_to_minor=order))
+
+
+def first_entries(cached: jax.Array | SomeHeads, used: int) -> jax.Array:
+    """[B, K, used, D] of a layer's keys or values [B, K, S, D].
+
+    Example:
+      >>> heads = jnp.arange(6).reshape(1, 3, 2, 1)
+      >>> first_entries(SomeHeads(heads, jnp.int32(1), count=2), used=1).tolist()
+      [[[[2]], [[4]]]]
+    """
+    if not isinstance(cached, SomeHeads):
+        return cached[:, :, :used]
+    # Of one type, also where whole numbers are 64 bits wide.
+    zero = jnp.int32(0)
+    sizes = (cached.shape[0], cached.count, used, cached.shape[3])
+    # Unasked, the TPU compiler brings the heads of each turn together first, in a copy of the whole cache.
+    array = lax.platform_dependent(cached.array, tpu=_as_stored, default=lambda array: array)
+    return lax.dynamic_slice(array, (zero, cached.first.astype(jnp.int32), zero, zero), sizes)
+
+
+@flax.struct.dataclass
 class KVCache:
     """Keys and values of committed tokens.
 
     Attributes:
-      keys: L arrays [B, K, S, D]; entry ``s`` of row ``b`` is valid where ``s < lengths[b]``.
+      keys: L arrays [B, K, S, D]; entry ``s`` of row ``b`` is valid where ``s < lengths[b]``. Where layers are scanned (see
+        :class:`specjax.models.config.DecoderConfig`) it is one array of the heads of all of them, [B, L * K, S, D].
       values: L arrays [B, K, S, D], likewise.
       lengths: [B] int32, number of valid entries.
     """

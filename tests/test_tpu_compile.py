@@ -104,6 +104,12 @@ def test_moves_are_what_computes_nothing(hlo):
     assert program.moves(ARRAY, hlo.Scenario(branch=lambda condition: 0)) == []
 
 
+def test_a_reshape_that_is_left_is_a_move(hlo):
+    text = TEXT.replace("%turned = f32[256,128]{0,1:T(8,128)} copy", "%turned = f32[32768]{0:T(1024)} reshape")
+    (move,) = hlo.Program(text).moves(ARRAY)
+    assert (move["kind"], move["array"], move["bytes"]) == ("reshape", "f32[32768]{0}", ARRAY)
+
+
 def test_text_that_is_no_module_is_refused(hlo):
     with pytest.raises(ValueError, match="must be that of a compiled HLO module"):
         hlo.Program("module @jit_run")
@@ -122,6 +128,8 @@ def test_tpu_programs_copy_no_cache_and_gather_no_weights(tmp_path):
     for name, program in found["programs"].items():
         assert 0 < program["memory"] < program["memory_of_chip"], name
         assert program["float32_moves"] == 0, (name, program["moves"])
+        # Nor are weights [512, ...] of a product written anew.
+        assert not [move for move in program["moves"] if move["array"].startswith("bf16[512,")], name
         # What is left are logits on their way to the chip that judges them.
         caches = [move for move in program["moves"] if ",512," in move["array"]]
         assert not caches, name

@@ -1,6 +1,7 @@
 """Arrays in a folder, written and read by Orbax, with a SHA-256 for every file. Nothing is ever unpickled."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,12 +38,18 @@ def load_arrays(folder: Path, wanted, files: Mapping[str, str], shardings=None):
     if shardings is None:
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         shardings = jax.tree.map(lambda leaf: device, wanted)
-    placed = jax.tree.map(lambda leaf, to: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=to), wanted, shardings)
     together = not all(to.is_fully_addressable for to in jax.tree.leaves(shardings))
     options = {} if together else {"multiprocessing_options": _alone()}
     with ocp.StandardCheckpointer(**options) as checkpointer:
-        check_arrays(folder, wanted, checkpointer.metadata(folder).item_metadata.tree)
-        return checkpointer.restore(folder, placed)
+        found = checkpointer.metadata(folder).item_metadata.tree
+        check_arrays(folder, wanted, found)
+        written = {_name(key): tuple(leaf.shape) for key, leaf in jax.tree.leaves_with_path(found)}
+
+        def as_written(key, leaf, to):
+            return jax.ShapeDtypeStruct(written[_name(key)], leaf.dtype, sharding=to)
+
+        arrays = checkpointer.restore(folder, jax.tree.map_with_path(as_written, wanted, shardings))
+    return jax.tree.map(lambda leaf, array, to: _joined(array, leaf.shape, to), wanted, arrays, shardings)
 
 
 def file_hash(path: Path) -> str:
@@ -81,17 +88,35 @@ def check_files(folder: Path, wanted: Mapping[str, str]) -> None:
 
 
 def check_arrays(path: Path, wanted, found) -> None:
-    """Raises ValueError unless the metadata ``found`` has the names, shapes and dtypes of ``wanted``."""
-    wanted = {jax.tree_util.keystr(key, simple=True, separator="."): leaf for key, leaf in jax.tree.leaves_with_path(wanted)}
-    found = {jax.tree_util.keystr(key, simple=True, separator="."): leaf for key, leaf in jax.tree.leaves_with_path(found)}
+    """Raises ValueError unless the metadata ``found`` has the names, shapes and dtypes of ``wanted``.
+
+    A last axis may have been written as several: folders of earlier versions have the inputs of some matrices so.
+    """
+    wanted = {_name(key): leaf for key, leaf in jax.tree.leaves_with_path(wanted)}
+    found = {_name(key): leaf for key, leaf in jax.tree.leaves_with_path(found)}
     for name in sorted(wanted.keys() | found.keys()):
         if name not in found:
             raise ValueError(f"{path}: the array {name} is missing")
         if name not in wanted:
             raise ValueError(f"{path}: the array {name} belongs to no part of what the card describes")
         want, have = wanted[name], found[name]
-        if tuple(want.shape) != tuple(have.shape) or want.dtype != have.dtype:
+        if not _same_rows(tuple(want.shape), tuple(have.shape)) or want.dtype != have.dtype:
             raise ValueError(f"{path}: {name} is {have.dtype}{list(have.shape)}; the card says {want.dtype}{list(want.shape)}")
+
+
+def _name(path) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _same_rows(want: tuple[int, ...], have: tuple[int, ...]) -> bool:
+    """Whether shapes are the same, or would be if the last axes of ``have`` were one."""
+    last = len(want) - 1
+    return want == have or (0 <= last < len(have) - 1 and want == (*have[:last], math.prod(have[last:])))
+
+
+def _joined(array: jax.Array, shape: tuple[int, ...], to) -> jax.Array:
+    """``array`` in the ``shape``, on each device the part that it has."""
+    return array if array.shape == shape else jax.jit(lambda array: array.reshape(shape), out_shardings=to)(array)
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:

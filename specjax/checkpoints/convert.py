@@ -13,7 +13,12 @@ HALVES = {"BF16": "bfloat16", "F16": "float16"}
 
 
 def convert(
-    source: str | Path, folder: str | Path, dtype: str | None = None, revision: str | None = None, subfolder: str = ""
+    source: str | Path,
+    folder: str | Path,
+    dtype: str | None = None,
+    revision: str | None = None,
+    subfolder: str = "",
+    scan_layers: bool | None = None,
 ) -> Path:
     """Writes a model as a folder that :func:`specjax.load_model` reads: as it runs, its parameters in Orbax.
 
@@ -23,6 +28,7 @@ def convert(
       dtype: of the parameters in it; None: the narrowest that keeps what the source has, float32 for GGUF files.
       revision: as of :func:`specjax.load_model`.
       subfolder: as of :func:`specjax.load_model`.
+      scan_layers: as of :func:`specjax.load_model`.
 
     Returns:
       The folder's path.
@@ -42,7 +48,7 @@ def convert(
     path, name, _ = find_source(source, revision, subfolder)
     # Nothing runs: the host's memory is the larger one.
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        model = load_model(path, dtype=dtype or _own_dtype(path))
+        model = load_model(path, dtype=dtype or _own_dtype(path), scan_layers=scan_layers)
         return model_folder.save_model(dataclasses.replace(model, name=name), folder)
 
 

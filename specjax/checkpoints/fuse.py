@@ -18,7 +18,7 @@ import numpy as np
 
 from specjax.checkpoints.tensor_names import TensorNames, expected_shapes
 from specjax.models.config import DecoderConfig
-from specjax.models.decoder import Decoder
+from specjax.models.decoder import Decoder, stacked_layers
 from specjax.models.quantised import in_the_form_of
 
 
@@ -90,7 +90,7 @@ def load_params(
     """The decoder's parameters on the default device, or spread over a mesh.
 
     Args:
-      config: sizes; every tensor is checked against it first.
+      config: sizes; every tensor is checked against it first. Where its layers are scanned the host holds all of them at once.
       reader: the tensors.
       names: what the reader calls them.
       dtype: of all parameters but the norms' scales, which stay float32. int8: of the matrices, which are read in float32, one
@@ -113,7 +113,9 @@ def load_params(
     wanted = None if shardings is None else shardings(config)
 
     def place(tree, *path):
-        tree = in_the_form_of(functools.reduce(lambda part, name: part[name], path, forms), tree)
+        return put(in_the_form_of(functools.reduce(lambda part, name: part[name], path, forms), tree), *path)
+
+    def put(tree, *path):
         # At once, so that the arrays on the host can go before the next layer is read.
         if wanted is None:
             return jax.device_put(tree)
@@ -121,9 +123,18 @@ def load_params(
         # Every device is given its share, and no device the whole.
         return jax.tree.map(lambda leaf, to: jax.make_array_from_callback(leaf.shape, to, leaf.__getitem__), tree, there)
 
+    def place_layers():
+        if not config.scan_layers:
+            return {index: place(layers.layer(index), "layers", index) for index in range(config.num_layers)}
+        form = Decoder(config.with_layers([0])).abstract_params(dtype)["layers"][0]
+        read = {index: in_the_form_of(form, layers.layer(index)) for index in range(config.num_layers)}
+        stacked = stacked_layers(read, config.period, np.stack)
+        del read
+        return {index: put(stacked.pop(index), "layers", index) for index in range(config.period)}
+
     params = {
         "embedding": place(layers.read(names.embedding), "embedding"),
-        "layers": {index: place(layers.layer(index), "layers", index) for index in range(config.num_layers)},
+        "layers": place_layers(),
         "final_norm": place(layers.scale(names.final_norm), "final_norm"),
     }
     if not config.tied_embedding:
@@ -178,10 +189,7 @@ class _LayerReader:
             rows = np.split(self.read(names.qkv), np.cumsum([heads * group * size, heads * size]))
         else:
             rows = [self.read(name) for name in (names.query, names.key, names.value)]
-        attention: dict[str, Any] = {
-            "qkv": self.fused_heads(rows, (width,)),
-            "out": self.read(names.out).reshape(width, heads, group, size),
-        }
+        attention: dict[str, Any] = {"qkv": self.fused_heads(rows, (width,)), "out": self.read(names.out)}
         if config.qkv_bias:
             rows = [self.read(names.bias(part)) for part in ("query", "key", "value")]
             attention["qkv_bias"] = self.fused_heads(rows, ())

@@ -36,6 +36,7 @@ def load_model(
     product_parts: int = 1,
     revision: str | None = None,
     subfolder: str = "",
+    scan_layers: bool | None = None,
 ) -> Model:
     """Loads a model.
 
@@ -55,6 +56,9 @@ def load_model(
         CPU 8 bring them down to those of other libraries.
       revision: of a hub id: a branch, a tag or a commit; None: the main branch.
       subfolder: of a hub id: the folder in the repository that has the model.
+      scan_layers: True keeps parameters of layers that are alike in one array each, and runs them in a loop: programs compile in
+        half the time on a TPU, and run slower on a CPU (see docs/tpu_compiler.md). None: as the folder has it that this library
+        wrote, else False.
 
     Raises:
       ValueError: an unknown source or dtype, or a checkpoint that is damaged or not supported; names file, field and values.
@@ -69,6 +73,8 @@ def load_model(
         dtype = dtype_name(dtype)
     if isinstance(product_parts, bool) or not isinstance(product_parts, int) or product_parts < 1:
         raise ValueError(f"load_model: product_parts is {product_parts!r}; it must be a whole number of at least 1")
+    if scan_layers is not None and not isinstance(scan_layers, bool):
+        raise ValueError(f"load_model: scan_layers is {scan_layers!r}; it must be True, False or None")
     mesh = as_mesh(mesh)
     shardings = None if mesh is None else functools.partial(param_shardings, mesh=mesh)
     path, name, card = find_source(source, revision, subfolder)
@@ -83,7 +89,7 @@ def load_model(
         dtype, reason = choose_dtype()
     if dtype == INT8 and product_parts > 1:
         raise ValueError(f"load_model: product_parts is {product_parts}; with dtype 'int8', whose sums are exact, it must be 1")
-    config, params, tokenizer, stop_token_ids = load(path, dtype, feature_layers, shardings)
+    config, params, tokenizer, stop_token_ids = load(path, dtype, feature_layers, shardings, scan_layers)
     config = dataclasses.replace(config, product_parts=product_parts)
     return Model(
         functions=Decoder(config, tuple(feature_layers)),
@@ -140,10 +146,10 @@ def find_source(source: str | Path, revision: str | None, subfolder: str) -> tup
     raise ValueError(f"{source}: there is no such file or folder. {forms}")
 
 
-def _load_gguf(path: Path, dtype: str, feature_layers: Sequence[int], shardings):
+def _load_gguf(path: Path, dtype: str, feature_layers: Sequence[int], shardings, scan_layers: bool | None):
     file = GGUFFile(path)
     config, architecture = gguf.read_config(file)
-    config = in_dtype(config, dtype)
+    config = dataclasses.replace(in_dtype(config, dtype), scan_layers=bool(scan_layers))
     Decoder(config, tuple(feature_layers))  # refuses layers that there are not, before anything is read
     tokenizer = tokenizer_gguf.read_tokenizer(file)
     stops = () if tokenizer is None else tokenizer_gguf.stop_token_ids(file)
@@ -151,7 +157,7 @@ def _load_gguf(path: Path, dtype: str, feature_layers: Sequence[int], shardings)
     return config, gguf.load_gguf_params(file, config, architecture, dtype, shardings), tokenizer, stops
 
 
-def _load_folder(path: Path, dtype: str, feature_layers: Sequence[int], shardings):
+def _load_folder(path: Path, dtype: str, feature_layers: Sequence[int], shardings, scan_layers: bool | None):
     if not (path / "config.json").exists():
         if any((path / name).exists() for name in ORBAX_FILES):
             raise ValueError(
@@ -161,7 +167,7 @@ def _load_folder(path: Path, dtype: str, feature_layers: Sequence[int], sharding
         raise ValueError(f"{path}: there is no config.json in this folder")
     reader = safetensors.SafetensorsFolder(path)
     config, family = folder_config.read_config(path, reader.shapes())
-    config = in_dtype(config, dtype)
+    config = dataclasses.replace(in_dtype(config, dtype), scan_layers=bool(scan_layers))
     Decoder(config, tuple(feature_layers))
     tokenizer = tokenizer_files.read_tokenizer(path)
     stops = safetensors.stop_token_ids(path, tokenizer)
@@ -170,8 +176,9 @@ def _load_folder(path: Path, dtype: str, feature_layers: Sequence[int], sharding
     return config, params, tokenizer, stops
 
 
-def _load_written(path: Path, dtype: str, feature_layers: Sequence[int], shardings):
-    loaded = model_folder.load_folder(path, model_folder.read_card(path), dtype, feature_layers, shardings)
+def _load_written(path: Path, dtype: str, feature_layers: Sequence[int], shardings, scan_layers: bool | None):
+    card = model_folder.read_card(path)
+    loaded = model_folder.load_folder(path, card, dtype, feature_layers, shardings, scan_layers)
     config, _, tokenizer, stops = loaded
     _check_vocabulary(path, config, tokenizer, stops)
     return loaded

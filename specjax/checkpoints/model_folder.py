@@ -101,6 +101,7 @@ def load_folder(
     dtype: str,
     feature_layers: Sequence[int],
     shardings: Callable[[DecoderConfig], dict] | None,
+    scan_layers: bool | None = None,
 ) -> tuple[DecoderConfig, dict, Tokenizer | None, tuple[int, ...]]:
     """Configuration, parameters, tokenizer and stop ids of a folder that :func:`save_model` wrote.
 
@@ -110,6 +111,7 @@ def load_folder(
       dtype: of the parameters; where it is not that of the folder, each is rounded as it comes, or quantised.
       feature_layers: are checked before anything is read.
       shardings: see :func:`specjax.checkpoints.fuse.load_params`.
+      scan_layers: what the configuration must say of it; None: either.
 
     Raises:
       ValueError: something is missing, damaged or contradicts the card; names the file.
@@ -120,6 +122,11 @@ def load_folder(
         wanted = Decoder(config).abstract_params(card["dtype"])
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise ValueError(f"{path}: config or dtype is damaged: {error}") from error
+    if scan_layers not in (None, config.scan_layers):
+        raise ValueError(
+            f"{folder}: scan_layers is {scan_layers}, and the folder was written with {config.scan_layers}, which says how "
+            f"parameters are laid out; convert its source with scan_layers={scan_layers}"
+        )
     Decoder(config, tuple(feature_layers))
     stops = card["stop_token_ids"]
     if not isinstance(stops, list) or not all(isinstance(id, int) and id >= 0 for id in stops):

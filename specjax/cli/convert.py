@@ -20,6 +20,13 @@ def convert(
             show_default=False,
         ),
     ] = None,
+    scan_layers: Annotated[
+        bool,
+        typer.Option(
+            "--scan-layers",
+            help="Layers that are alike in one array per parameter, run in a loop: for deep models on TPUs.",
+        ),
+    ] = False,
     revision: options.Revision = None,
     verbose: options.Verbose = False,
 ):
@@ -27,4 +34,4 @@ def convert(
     from specjax.checkpoints.convert import convert as write
 
     print(f"reading {source}", file=sys.stderr)
-    print(write(source, folder, dtype=dtype, revision=revision))
+    print(write(source, folder, dtype=dtype, revision=revision, scan_layers=scan_layers or None))

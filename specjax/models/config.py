@@ -247,6 +247,8 @@ class DecoderConfig:
       int8_stream: None: matrices are in the dtype of the parameters. Else they are in int8 (see :mod:`specjax.models.quantised`),
         and this, one of ``STREAMS``, is the dtype of what is between the products, the cache included.
       int8_digits: of int8 that activations are rounded to in an int8 model, 1 or 2 (see :mod:`specjax.models.quantised`).
+      scan_layers: whether layers that are alike are one array per parameter and run in a loop (``jax.lax.scan``), which compilers
+        are done with sooner; else each has arrays of its own. With local layers it is a loop over :attr:`period` layers.
     """
 
     vocab_size: int
@@ -275,6 +277,7 @@ class DecoderConfig:
     product_parts: int = 1
     int8_stream: str | None = None
     int8_digits: int = 2
+    scan_layers: bool = False
 
     def __post_init__(self):
         sizes = ["vocab_size", "num_layers", "width", "num_query_heads", "num_kv_heads", "head_dim", "mlp_width", "max_positions"]
@@ -311,6 +314,13 @@ class DecoderConfig:
             )
         object.__setattr__(self, "local_layers", tuple(self.local_layers))
         self._check_local_layers()
+        if not isinstance(self.scan_layers, bool):
+            raise ValueError(f"DecoderConfig: scan_layers is {self.scan_layers!r}; it must be True or False")
+        if self.scan_layers and self.period == self.num_layers > 1:
+            raise ValueError(
+                f"DecoderConfig: scan_layers is True, but no order of local and global layers repeats over all {self.num_layers} "
+                f"(local_layers is {self.local_layers}); it must be False"
+            )
 
     def _check_local_layers(self):
         layers = self.local_layers
@@ -328,8 +338,22 @@ class DecoderConfig:
         """G, query heads per key/value head."""
         return self.num_query_heads // self.num_kv_heads
 
+    @property
+    def period(self) -> int:
+        """Layers after which local and global ones come in the same order again, over all of them.
+
+        Example:
+          >>> config = DecoderConfig(vocab_size=11, num_layers=6, width=8, num_query_heads=2, num_kv_heads=1, head_dim=4,
+          ...                        mlp_width=16, max_positions=32, window=8, local_layers=(0, 1, 3, 4))
+          >>> config.period
+          3
+        """
+        local = [layer in self.local_layers for layer in range(self.num_layers)]
+        lengths = (length for length in range(1, self.num_layers + 1) if self.num_layers % length == 0)
+        return next(length for length in lengths if local == local[:length] * (self.num_layers // length))
+
     def with_layers(self, layers: Sequence[int]) -> "DecoderConfig":
-        """The configuration of a decoder of only these layers, in this order; each stays local or global.
+        """The configuration of a decoder of only these layers, in this order, not scanned; each stays local or global.
 
         Example:
           >>> config = DecoderConfig(vocab_size=11, num_layers=4, width=8, num_query_heads=2, num_kv_heads=1, head_dim=4,
@@ -339,7 +363,7 @@ class DecoderConfig:
         """
         local = tuple(place for place, layer in enumerate(layers) if layer in self.local_layers)
         without: dict[str, Any] = {} if local else {"window": None, "local_rope": None}
-        return dataclasses.replace(self, num_layers=len(layers), local_layers=local, **without)
+        return dataclasses.replace(self, num_layers=len(layers), local_layers=local, scan_layers=False, **without)
 
     def plain_layer(self) -> "DecoderConfig":
         """The sizes of one layer beside the decoder, as trained heads have: its width and heads, global, nothing special."""
@@ -362,5 +386,6 @@ NOT_PLAIN = (
     "local_rope",
     "experts",
     "int8_stream",
+    "scan_layers",
 )
 """Options of a decoder that a single layer of a trained head does not have."""

@@ -8,12 +8,14 @@ local layer is as long as the others', so that any committed entry can be rolled
 
 Weights are stored [out, in] and contracted on their last axis (on CPU the usual [in, out] kernel is up to twice as slow
 for a few rows), with query, key and value of one key/value head side by side, [K, G + 2, D, E], and the two MLP inputs
-stacked, [2, F, E]: a mesh splits heads and MLP without reshuffling either.
+stacked, [2, F, E]: a mesh splits heads and MLP without reshuffling either. What is contracted is one axis, also where it is
+heads: a TPU stores the last two axes in tiles, and would write [E, K, G, D] anew before every product.
 """
 
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -23,16 +25,15 @@ from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from specjax.cache import KVBlock, KVCache
+from specjax.cache import KVBlock, KVCache, SomeHeads, first_entries
 from specjax.models.base import ModelOutput
 from specjax.models.config import DecoderConfig
 from specjax.models.mlp import ExpertsMLP, GatedMLP
 from specjax.models.products import WHOLE, Matrix, Split, contract, exact, parameter, random_params
 from specjax.models.quantised import QuantisedMatrix, in_the_form_of
 
-NUM_IN = {"embedding": 1, "unembedding": 1, "qkv": 1, "out": 3, "gate_up": 1, "down": 1}
-"""What is quantised in an int8 model, and how many of its last axes are inputs. The router of a mixture stays as it is: it is
-small, and a comparison hangs on it."""
+MATRICES = ("embedding", "unembedding", "qkv", "out", "gate_up", "down")
+"""What is quantised in an int8 model. The router of a mixture stays as it is: it is small, and a comparison hangs on it."""
 
 
 def rotate(heads: jax.Array, positions: jax.Array, frequencies, magnitude: float = 1.0) -> jax.Array:
@@ -73,8 +74,8 @@ def attend(
       query: [B, T, K, G, D].
       block_keys: [B, K, T', D], T' is T but where a block attends to more than itself.
       block_values: [B, K, T', D].
-      cache_keys: [B, K, S, D].
-      cache_values: [B, K, S, D].
+      cache_keys: [B, K, S, D], an array or some heads of one.
+      cache_values: [B, K, S, D], likewise.
       lengths: [B], valid entries of the cache.
       block_mask: [T, T'] or [B, T, T'] bool.
       since: [B, T], the first entry of the cache that each token attends to; None: the first of all.
@@ -87,7 +88,7 @@ def attend(
     options = {"since": since, "scale": scale, "cap": cap}
 
     def over(used):
-        keys, values = cache_keys[:, :, :used], cache_values[:, :, :used]
+        keys, values = first_entries(cache_keys, used), first_entries(cache_values, used)
         return _attend_to_all(query, block_keys, block_values, keys, values, lengths, block_mask, **options)
 
     sizes = used_sizes(cache_keys.shape[2])
@@ -169,7 +170,7 @@ class Attention(nnx.Module):
         if config.query_key_norm:
             self.query_norm = RMSNorm(size, config.norm_eps, dtype, "head_dim")
             self.key_norm = RMSNorm(size, config.norm_eps, dtype, "head_dim")
-        self.out = parameter((config.width, heads, group, size), ("embed", "kv_heads", "group", "head_dim"), dtype)
+        self.out = parameter((config.width, heads * group * size), ("embed", "heads"), dtype)
 
     def project(self, inputs, positions):
         """Queries [B, T, K, G, D], keys [B, K, T, D] and values [B, K, T, D]; the first two turned to their positions."""
@@ -186,7 +187,8 @@ class Attention(nnx.Module):
     def join(self, mixed):
         """[B, T, E] of the heads' results [B, T, K, G, D]."""
         over = self.split.over(self.split.heads)
-        return contract(mixed, self.out[...], num_in=3, parts=self.config.product_parts, over=over)
+        mixed = mixed.reshape(*mixed.shape[:2], -1)
+        return contract(mixed, self.out[...], parts=self.config.product_parts, over=over)
 
     def __call__(self, inputs, positions, cache_keys, cache_values, lengths, block_mask):
         query, keys, values = self.project(inputs, positions)
@@ -235,7 +237,9 @@ class DecoderModule(nnx.Module):
     def __init__(self, config: DecoderConfig, dtype, split: Split = WHOLE):
         self.config, self.split = config, split
         self.embedding = parameter((config.vocab_size, config.width), ("vocab", "embed"), dtype)
-        self.layers = nnx.List([Layer(config, dtype, split, i in config.local_layers) for i in range(config.num_layers)])
+        # Where they are scanned, the parameters of one stand for those of all in its place of the pattern.
+        count = config.period if config.scan_layers else config.num_layers
+        self.layers = nnx.List([Layer(config, dtype, split, i in config.local_layers) for i in range(count)])
         self.final_norm = RMSNorm(config.width, config.norm_eps, dtype)
         if not config.tied_embedding:
             self.unembedding = parameter((config.vocab_size, config.width), ("vocab", "embed"), dtype)
@@ -245,6 +249,20 @@ class DecoderModule(nnx.Module):
         if self.config.embedding_scale != 1.0:
             wide = stream.astype(jnp.promote_types(stream.dtype, jnp.float32))
             stream = (wide * self.config.embedding_scale).astype(stream.dtype)
+        run = self._run_in_loop if self.config.scan_layers else self._run_in_line
+        streams, stream, block = run(stream, positions, cache, block_mask, feature_layers)
+        hidden = self.final_norm(stream)
+        # The last "layer" shows what the output matrix sees.
+        shown = streams | {self.config.num_layers: hidden}
+        if feature_layers:
+            features = jnp.stack([shown[index] for index in feature_layers], axis=2)
+        else:
+            features = jnp.zeros((*hidden.shape[:2], 0, hidden.shape[2]), hidden.dtype)
+        return ModelOutput(hidden, features, block)
+
+    def _run_in_line(self, stream, positions, cache, block_mask, feature_layers):
+        """Streams by number (0: the given one), the last of them, and the block."""
+        del feature_layers
         shown = {0: stream}
         keys, values = [], []
         for index, layer in enumerate(self.layers):
@@ -254,14 +272,35 @@ class DecoderModule(nnx.Module):
             keys.append(layer_keys)
             values.append(layer_values)
             shown[index + 1] = stream
-        hidden = self.final_norm(stream)
-        # The last "layer" shows what the output matrix sees.
-        shown[len(self.layers)] = hidden
-        if feature_layers:
-            features = jnp.stack([shown[index] for index in feature_layers], axis=2)
-        else:
-            features = jnp.zeros((*hidden.shape[:2], 0, hidden.shape[2]), hidden.dtype)
-        return ModelOutput(hidden, features, KVBlock(tuple(keys), tuple(values)))
+        return shown, stream, KVBlock(tuple(keys), tuple(values))
+
+    def _run_in_loop(self, stream, positions, cache, block_mask, feature_layers):
+        """The same, of streams only those that ``feature_layers`` asks for; the loop cuts parameters and caches out of arrays."""
+        heads, period = self.config.num_kv_heads, len(self.layers)
+        turns = self.config.num_layers // period
+        inner = {(index - 1) % period for index in feature_layers if 0 < index < self.config.num_layers}
+        graphs, states = zip(*map(nnx.split, self.layers), strict=True)
+
+        def turn(stream, scanned):
+            states, first = scanned
+            keys, values, streams = [], [], {}
+            for place, (graph, state) in enumerate(zip(graphs, states, strict=True)):
+                cached = [SomeHeads(part, first + place * heads, heads) for part in (cache.keys[0], cache.values[0])]
+                stream, layer_keys, layer_values = _run_layer(graph, state, stream, positions, *cached, cache.lengths, block_mask)
+                keys.append(layer_keys)
+                values.append(layer_values)
+                if place in inner:
+                    streams[place] = stream
+            return stream, (jnp.concatenate(keys, axis=1), jnp.concatenate(values, axis=1), streams)
+
+        first = jnp.arange(turns, dtype=jnp.int32) * (period * heads)
+        with jax.named_scope(f"layers_{turns}"):
+            last, (keys, values, streams) = lax.scan(turn, stream, (states, first))
+        shown = {number * period + place + 1: of[number] for place, of in streams.items() for number in range(turns)}
+        # Of the heads of each turn [turns, B, period * K, T, D] those of all.
+        keys, values = (jnp.moveaxis(part, 0, 1) for part in (keys, values))
+        keys, values = (part.reshape(len(part), -1, *part.shape[3:]) for part in (keys, values))
+        return shown | {0: stream}, last, KVBlock((keys,), (values,))
 
     def unembed(self, hidden):
         """See :meth:`Decoder.unembed`."""
@@ -321,11 +360,15 @@ class Decoder:
           ValueError: it is int8, and the configuration does not say so, or the other way round.
         """
         stream = self._stream(dtype)
-        params = nnx.to_pure_dict(self._structure(stream)[1])
 
-        def quantised(leaf, num_in):
+        def stacked(leaf):
+            return jax.ShapeDtypeStruct((self.config.num_layers // self.config.period, *leaf.shape), leaf.dtype)
+
+        params = self._scanned(stacked, nnx.to_pure_dict(self._structure(stream)[1]))
+
+        def quantised(leaf):
             values: Any = jax.ShapeDtypeStruct(leaf.shape, jnp.int8)
-            scale: Any = jax.ShapeDtypeStruct(leaf.shape[:-num_in], jnp.float32)
+            scale: Any = jax.ShapeDtypeStruct(leaf.shape[:-1], jnp.float32)
             return QuantisedMatrix(values, scale, stream, self.config.int8_digits)
 
         return self._quantised(quantised, params)
@@ -334,9 +377,10 @@ class Decoder:
         """The parameters' nested dict with a ``PartitionSpec`` of logical axis names for each array."""
         stream = self._stream(None)
         axes = nnx.to_pure_dict(nnx.get_partition_spec(self._structure(stream)[1]))
+        axes = self._scanned(lambda spec: PartitionSpec("layers", *spec), axes)
 
-        def quantised(spec, num_in):
-            of_scale: Any = PartitionSpec(*spec[:-num_in])
+        def quantised(spec):
+            of_scale: Any = PartitionSpec(*spec[:-1])
             return QuantisedMatrix(spec, of_scale, stream, self.config.int8_digits)
 
         return self._quantised(quantised, axes)
@@ -351,21 +395,30 @@ class Decoder:
             return jnp.dtype(jnp.float32 if dtype is None else dtype)
         return jnp.dtype(stream)
 
+    def _scanned(self, function, tree):
+        """``tree`` with ``function(leaf)`` in place of every leaf of the layers, where these are scanned."""
+        if not self.config.scan_layers:
+            return tree
+        layers = jax.tree.map(function, tree["layers"], is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
+        return tree | {"layers": layers}
+
     def _quantised(self, function, tree):
-        """``tree`` with ``function(leaf, num_in)`` in place of what is quantised."""
+        """``tree`` with ``function(leaf)`` in place of what is quantised."""
         if self.config.int8_stream is None:
             return tree
 
         def of(path, leaf):
-            num_in = NUM_IN.get(path[-1].key)
-            return leaf if num_in is None else function(leaf, num_in)
+            return function(leaf) if path[-1].key in MATRICES else leaf
 
         return jax.tree.map_with_path(of, tree, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
 
     def init(self, key: jax.Array, dtype=None, scale: float | None = None) -> dict:
         """Random parameters: norms 1, biases and matrices normal with ``scale`` (default: 1 / sqrt(inputs))."""
-        wanted = self.abstract_params(dtype)
-        return in_the_form_of(wanted, random_params(nnx.to_pure_dict(self._structure(self._stream(dtype))[1]), key, scale))
+        in_line = dataclasses.replace(self, config=dataclasses.replace(self.config, scan_layers=False))
+        params = random_params(nnx.to_pure_dict(in_line._structure(self._stream(dtype))[1]), key, scale)
+        if self.config.scan_layers:
+            params["layers"] = stacked_layers(params["layers"], self.config.period)
+        return in_the_form_of(self.abstract_params(dtype), params)
 
     def _module(self, params) -> DecoderModule:
         graph, _ = self._structure(params["embedding"].dtype)
@@ -396,4 +449,27 @@ class Decoder:
     def init_cache(self, params, batch: int, capacity: int) -> KVCache:
         """An empty cache for ``batch`` rows of at most ``capacity`` tokens."""
         config = self.config
-        return KVCache.zeros(config.num_layers, batch, config.num_kv_heads, capacity, config.head_dim, params["embedding"].dtype)
+        sizes = (config.num_layers, batch, config.num_kv_heads)
+        if config.scan_layers:
+            sizes = (1, batch, config.num_layers * config.num_kv_heads)
+        return KVCache.zeros(*sizes, capacity, config.head_dim, params["embedding"].dtype)
+
+
+def stacked_layers(layers: dict, period: int, stack: Callable = jnp.stack) -> dict:
+    """Parameters as a decoder has them whose layers are scanned.
+
+    Args:
+      layers: from the number of each layer to its parameters.
+      period: see :attr:`specjax.models.config.DecoderConfig.period`.
+      stack: of arrays of one shape.
+
+    Returns:
+      From the place in the period to a tree of arrays [L / period, ...].
+
+    Example:
+      >>> layers = {layer: {"scale": jnp.full((1,), layer)} for layer in range(4)}
+      >>> stacked_layers(layers, period=2)[1]["scale"].tolist()
+      [[1], [3]]
+    """
+    places = {place: [layers[layer] for layer in range(place, len(layers), period)] for place in range(period)}
+    return {place: jax.tree.map(lambda *leaves: stack(leaves), *same) for place, same in places.items()}

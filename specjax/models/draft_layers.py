@@ -46,6 +46,8 @@ class DraftConfig:
             raise ValueError(f"DraftConfig: draft_vocab_size is {size!r}; it must be None or from 1 to {self.vocab_size}")
         if self.decoder.int8_stream is not None:
             raise ValueError(f"DraftConfig: decoder has int8_stream {self.decoder.int8_stream!r}; trained layers are floats")
+        if self.decoder.scan_layers:
+            raise ValueError("DraftConfig: decoder has scan_layers True; the few layers of a draft model are not scanned")
 
     @property
     def width(self) -> int:

@@ -76,7 +76,7 @@ class EagleModule(nnx.Module):
         layer = config.layer
         width = layer.width
         self.feature_norms = nnx.List([RMSNorm(width, layer.norm_eps, dtype) for _ in range(config.num_features)])
-        self.fuse = parameter((width, config.num_features, width), ("embed_out", "features", "embed"), dtype)
+        self.fuse = parameter((width, config.num_features * width), ("embed_out", "embed"), dtype)
         self.token_norm = RMSNorm(width, layer.norm_eps, dtype)
         self.state_norm = RMSNorm(width, layer.norm_eps, dtype)
         self.attention = Attention(layer, dtype, input_width=2 * width)
@@ -87,7 +87,7 @@ class EagleModule(nnx.Module):
     def joined(self, features):
         """States [B, T, E] of the target's ``features`` [B, T, F, E]."""
         normed = [norm(features[:, :, index]) for index, norm in enumerate(self.feature_norms)]
-        return contract(jnp.stack(normed, axis=2), self.fuse[...], num_in=2)
+        return contract(jnp.concatenate(normed, axis=2), self.fuse[...])
 
     def project(self, embedded, states, positions):
         """Queries, keys and values of tokens ``embedded`` [B, T, E] beside ``states`` [B, T, E]."""

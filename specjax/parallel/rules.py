@@ -1,8 +1,9 @@
 """Which axes of the parameters go over which axis of the mesh.
 
-Parameters name their axes (``Decoder.logical_axes``), and three of the names go over ``model``::
+Parameters name their axes (``Decoder.logical_axes``), and four of the names go over ``model``::
 
-    kv_heads    query, key, value and output products, the cache      each device a share of the heads, groups kept together
+    kv_heads    query, key and value products, the cache              each device a share of the heads, groups kept together
+    heads       output product, all numbers of all heads in a row     the same share
     mlp         gate, up and down products                            each device a share of the width
     vocab       embedding and output matrix                           each device a share of the ids
 
@@ -24,25 +25,25 @@ from specjax.parallel.mesh import DATA, MODEL, ROWS
 
 @dataclasses.dataclass(frozen=True)
 class ShardingRule:
-    """One logical axis that goes over ``model`` where it is divisible.
+    """Logical axes that go over ``model`` where they are divisible.
 
     Attributes:
-      logical: name of the axis at the parameters.
+      logical: names of the axes at the parameters.
       part: the field of :class:`specjax.models.decoder.Split` that says so.
       size: the field of :class:`specjax.models.config.DecoderConfig` that must be divisible.
       what: for people.
     """
 
-    logical: str
+    logical: tuple[str, ...]
     part: str
     size: str
     what: str
 
 
 RULES = (
-    ShardingRule("kv_heads", "heads", "num_kv_heads", "key/value heads"),
-    ShardingRule("mlp", "mlp", "mlp_width", "MLP width"),
-    ShardingRule("vocab", "vocab", "vocab_size", "vocabulary"),
+    ShardingRule(("kv_heads", "heads"), "heads", "num_kv_heads", "key/value heads"),
+    ShardingRule(("mlp",), "mlp", "mlp_width", "MLP width"),
+    ShardingRule(("vocab",), "vocab", "vocab_size", "vocabulary"),
 )
 """All of them; every other axis is on all devices."""
 
@@ -74,7 +75,7 @@ def local_config(config: DecoderConfig, devices: int) -> DecoderConfig:
 
 def param_specs(decoder: Decoder) -> dict:
     """The parameters' nested dict with a ``PartitionSpec`` of mesh axes for each array, as the decoder's ``split`` has it."""
-    axes = {rule.logical: MODEL for rule in RULES if getattr(decoder.split, rule.part)}
+    axes = {name: MODEL for rule in RULES if getattr(decoder.split, rule.part) for name in rule.logical}
 
     def on_mesh(logical: PartitionSpec) -> PartitionSpec:
         return PartitionSpec(*[axes.get(name) for name in logical])

@@ -21,6 +21,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 
 from specjax.drafters.base import Drafter
@@ -40,7 +41,11 @@ class GatheringDecoder(Decoder):
     def unembed(self, params, hidden):
         """Logits [..., V] of hidden states [..., E] that all devices of the axis have."""
         logits = super().unembed(params, hidden)
-        return lax.all_gather(logits, self.split.axis, axis=logits.ndim - 1, tiled=True) if self.split.vocab else logits
+        if not self.split.vocab:
+            return logits
+        # Along the vocabulary only when all shares are there: to join them at once a TPU stores some 8 rows where 128 have room.
+        shares = lax.all_gather(logits, self.split.axis)
+        return jnp.moveaxis(shares, 0, -2).reshape(*logits.shape[:-1], -1)
 
 
 def split_drafter(drafter: Drafter, devices: int) -> Drafter:

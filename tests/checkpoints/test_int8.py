@@ -91,7 +91,8 @@ def test_each_device_of_a_mesh_has_its_share(llama, converted):
         layer = spread.params["layers"][0]
         gate_up, out = layer["mlp"]["gate_up"], layer["attention"]["out"]
         assert {shard.data.shape for shard in gate_up.scale.addressable_shards} == {(2, whole.config.mlp_width // 2)}
-        assert {shard.data.shape[1] for shard in out.values.addressable_shards} == {whole.config.num_kv_heads // 2}
+        inputs = whole.config.num_query_heads * whole.config.head_dim
+        assert {shard.data.shape[1] for shard in out.values.addressable_shards} == {inputs // 2}
         assert out.scale.sharding.is_fully_replicated
 
 

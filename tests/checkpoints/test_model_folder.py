@@ -13,6 +13,7 @@ from specjax.checkpoints.convert import convert
 from specjax.checkpoints.load import load_model
 from specjax.checkpoints.model_folder import save_model
 from specjax.cli import main
+from specjax.models.shallow import layer_of
 from tests.checkpoints import tiny
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
@@ -142,9 +143,49 @@ def test_damaged_cards(copy, change, match):
 
 def test_on_the_command_line(llama, tmp_path, capsys):
     with pytest.raises(SystemExit, match=r"^0$"):
-        main(["convert", str(llama), str(tmp_path / "model"), "--dtype", "float16"])
+        main(["convert", str(llama), str(tmp_path / "model"), "--dtype", "float16", "--scan-layers"])
     assert capsys.readouterr().out == f"{tmp_path / 'model'}\n"
-    assert load_model(tmp_path / "model").dtype == jnp.float16
+    model = load_model(tmp_path / "model")
+    assert (model.dtype, model.config.scan_layers) == (jnp.float16, True)
     with pytest.raises(SystemExit, match=r"^1$"):
         main(["convert", str(llama), str(tmp_path / "model")])
     assert capsys.readouterr().err.endswith("exists already; name a new folder\n")
+
+
+@pytest.mark.parametrize("mesh", [None, "model=2"])
+def test_inputs_that_were_written_as_several_axes(llama, tmp_path, mesh):
+    """As earlier versions wrote the output product of attention."""
+    model = load_model(llama, dtype="bfloat16")
+    config = model.config
+    heads = (config.width, config.num_kv_heads, config.group_size, config.head_dim)
+    layers = {
+        index: layer | {"attention": layer["attention"] | {"out": layer["attention"]["out"].reshape(heads)}}
+        for index, layer in model.params["layers"].items()
+    }
+    earlier = dataclasses.replace(model, params=model.params | {"layers": layers})
+    loaded = load_model(save_model(earlier, tmp_path / "model"), mesh=mesh)
+    assert tiny.same(loaded.params, model.params)
+    expected = load_model(llama, dtype="bfloat16", mesh=mesh)
+    for one, two in zip(jax.tree.leaves(expected.params), jax.tree.leaves(loaded.params), strict=True):
+        assert one.sharding.is_equivalent_to(two.sharding, one.ndim)
+
+
+@pytest.mark.parametrize("mesh", [None, "data=2,model=2"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_scanned_layers(llama, tmp_path, mesh, dtype):
+    """Stacked as they are read and in a folder, on every device its share, they are those of the source."""
+    expected = load_model(llama, dtype=dtype)
+    model = load_model(llama, dtype=dtype, mesh=mesh, scan_layers=True)
+    assert model.config == dataclasses.replace(expected.config, scan_layers=True)
+    for layer in range(expected.config.num_layers):
+        assert tiny.same(layer_of(model, layer), expected.params["layers"][layer])
+    folder = convert(llama, tmp_path / "model", dtype=dtype, scan_layers=True)
+    loaded = load_model(folder, mesh=mesh)
+    assert loaded.config == model.config
+    assert tiny.same(loaded.params, model.params)
+    for one, two in zip(jax.tree.leaves(model.params), jax.tree.leaves(loaded.params), strict=True):
+        assert one.sharding.is_equivalent_to(two.sharding, one.ndim)
+    with pytest.raises(ValueError, match="scan_layers is False, and the folder was written with True"):
+        load_model(folder, scan_layers=False)
+    with pytest.raises(ValueError, match="scan_layers is 1; it must be True, False or None"):
+        load_model(llama, scan_layers=1)

@@ -194,9 +194,9 @@ def test_every_parameter_has_logical_axes(variant):
         assert all(isinstance(name, str) for name in names)
         for name, size in zip(names, shape.shape, strict=True):
             sizes.setdefault(name, set()).add(size)
-    # One name, one kind of axis; "group" counts the query heads, and in the fused projection the key and the value too.
+    # One name, one kind of axis; "group" counts the query heads, the key and the value, "heads" the numbers of all query heads.
     expected = {
-        "vocab": {19}, "embed": {12}, "kv_heads": {3}, "group": {2, 4}, "head_dim": {4}, "mlp": {20}, "gate_up": {2},
+        "vocab": {19}, "embed": {12}, "kv_heads": {3}, "group": {4}, "head_dim": {4}, "heads": {24}, "mlp": {20}, "gate_up": {2},
     }  # fmt: skip
     assert sizes == expected | ({"experts": {7}} if variant == "experts" else {})
 
@@ -207,7 +207,7 @@ def test_parameters_are_the_described_ones(variant):
     shapes = jax.tree.map(lambda leaf: leaf.shape, Decoder(config).abstract_params(), is_leaf=lambda leaf: hasattr(leaf, "shape"))
     layer = {
         "attention_norm": {"scale": (12,)},
-        "attention": {"qkv": (3, 4, 4, 12), "out": (12, 3, 2, 4)} | ({"qkv_bias": (3, 4, 4)} if config.qkv_bias else {}),
+        "attention": {"qkv": (3, 4, 4, 12), "out": (12, 24)} | ({"qkv_bias": (3, 4, 4)} if config.qkv_bias else {}),
         "mlp_norm": {"scale": (12,)},
         "mlp": {"gate_up": (2, 20, 12), "down": (12, 20)},
     }

@@ -21,7 +21,7 @@ def test_specs_of_matrices_and_their_scales():
     dtype = jnp.dtype("bfloat16")
     qkv = PartitionSpec("model", None, None, None), PartitionSpec("model", None, None)
     assert specs["attention"]["qkv"] == QuantisedMatrix(*qkv, dtype)
-    assert specs["attention"]["out"] == QuantisedMatrix(PartitionSpec(None, "model", None, None), PartitionSpec(None), dtype)
+    assert specs["attention"]["out"] == QuantisedMatrix(PartitionSpec(None, "model"), PartitionSpec(None), dtype)
     assert specs["mlp"]["gate_up"] == QuantisedMatrix(PartitionSpec(None, "model", None), PartitionSpec(None, "model"), dtype)
     assert specs["mlp"]["down"] == QuantisedMatrix(PartitionSpec(None, "model"), PartitionSpec(None), dtype)
 

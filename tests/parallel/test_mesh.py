@@ -88,7 +88,7 @@ def test_specs_of_the_parameters():
     layer = specs["layers"][0]
     assert specs["embedding"] == PartitionSpec("model", None)
     assert layer["attention"]["qkv"] == PartitionSpec("model", None, None, None)
-    assert layer["attention"]["out"] == PartitionSpec(None, "model", None, None)
+    assert layer["attention"]["out"] == PartitionSpec(None, "model")
     assert layer["mlp"]["gate_up"] == PartitionSpec(None, "model", None)
     assert layer["mlp"]["down"] == PartitionSpec(None, "model")
     assert specs["final_norm"]["scale"] == PartitionSpec(None)
