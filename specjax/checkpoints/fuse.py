@@ -9,6 +9,7 @@ experts.
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from specjax.checkpoints.tensor_names import TensorNames, expected_shapes
 from specjax.models.config import DecoderConfig
-from specjax.models.decoder import Decoder, stacked_layers
+from specjax.models.decoder import Decoder
 from specjax.models.quantised import in_the_form_of
 
 
@@ -127,9 +128,13 @@ def load_params(
         if not config.scan_layers:
             return {index: place(layers.layer(index), "layers", index) for index in range(config.num_layers)}
         form = Decoder(config.with_layers([0])).abstract_params(dtype)["layers"][0]
-        read = {index: in_the_form_of(form, layers.layer(index)) for index in range(config.num_layers)}
-        stacked = stacked_layers(read, config.period, np.stack)
-        del read
+        turns, stacked = config.num_layers // config.period, {}
+        for index in range(config.num_layers):
+            turn, of_period = divmod(index, config.period)
+            layer = in_the_form_of(form, layers.layer(index))
+            if turn == 0:
+                stacked[of_period] = jax.tree.map(lambda leaf: np.empty((turns, *leaf.shape), leaf.dtype), layer)
+            jax.tree.map(lambda into, leaf, turn=turn: operator.setitem(into, turn, leaf), stacked[of_period], layer)
         return {index: put(stacked.pop(index), "layers", index) for index in range(config.period)}
 
     params = {

@@ -15,7 +15,6 @@ heads: a TPU stores the last two axes in tiles, and would write [E, K, G, D] ane
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 
 import chex
 import jax
@@ -452,13 +451,12 @@ class Decoder:
         return KVCache.zeros(*sizes, capacity, config.head_dim, params["embedding"].dtype)
 
 
-def stacked_layers(layers: dict, period: int, stack: Callable = jnp.stack) -> dict:
+def stacked_layers(layers: dict, period: int) -> dict:
     """Parameters as a decoder has them whose layers are scanned.
 
     Args:
       layers: from the number of each layer to its parameters.
       period: see :attr:`specjax.models.config.DecoderConfig.period`.
-      stack: of arrays of one shape.
 
     Returns:
       From the place in the period to a tree of arrays [L / period, ...].
@@ -469,4 +467,4 @@ def stacked_layers(layers: dict, period: int, stack: Callable = jnp.stack) -> di
       [[1], [3]]
     """
     places = {place: [layers[layer] for layer in range(place, len(layers), period)] for place in range(period)}
-    return {place: jax.tree.map(lambda *leaves: stack(leaves), *same) for place, same in places.items()}
+    return {place: jax.tree.map(lambda *leaves: jnp.stack(leaves), *same) for place, same in places.items()}
