@@ -15,6 +15,7 @@ heads: a TPU stores the last two axes in tiles, and would write [E, K, G, D] ane
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import chex
 import jax
