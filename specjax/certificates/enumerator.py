@@ -139,7 +139,7 @@ class EnumeratingChoices:
                 value = np.zeros(shape, dtype)
             return value[..., None].view(np.uint32) if dtype == np.float64 else value
 
-        words = io_callback(guarded, result, *map(_to_words, arguments), ordered=True)
+        words = io_callback(guarded, result, *map(_to_words, arrays), ordered=True)
         return jax.lax.bitcast_convert_type(words, dtype) if dtype == np.float64 else words
 
     def _draw(self, stream: Stream, nodes, probabilities) -> np.ndarray:
