@@ -106,10 +106,10 @@ def test_the_exchanges_of_a_split_chain_are_its_sums_and_one_gather_of_logits_a_
     model = decoder(seed=3, width=16)
     whole, split = (lowered(draft_model(model, 3, split=split), (2, 4)) for split in (False, True))
     gathered, sums = collectives(split, "all_gather"), collectives(split, "all_reduce")
-    # Whole vocabularies of all rows: of the first draft token, and of each of the loop's.
-    assert gathered.count("tensor<4x1x64xf32>") == 2
+    # Four shares of the vocabulary of all rows: for the first draft token, and for each of the loop's.
+    assert gathered.count("tensor<4x4x1x16xf32>") == 2
     for _ in range(2):
-        gathered.remove("tensor<4x1x64xf32>")
+        gathered.remove("tensor<4x4x1x16xf32>")
     assert gathered == collectives(whole, "all_gather")
     # For each pass that there is (to catch up, up to the root, a step): the embedding and, of its only layer, two.
     own = [f"tensor<4x{width}x16xf32>" for width in (32, 2, 1)]
