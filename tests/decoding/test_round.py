@@ -75,7 +75,7 @@ def test_round_info():
     assert info.tokens[:, 0].tolist() == [expected[0], [expected[1][0], -1, -1], expected[2]]
     assert info.tokens[:, 1:].max() == -1
     # Four nodes for two rows; the second row's budget holds no draft.
-    assert info.drafted.tolist() == [8, *[0] * 7]
+    assert info.drafted.tolist() == [8, *[0] * (batch.program.rounds_per_dispatch - 1)]
     assert (info.rounds, info.finish.tolist()) == (1, [Finish.RUNNING, Finish.LENGTH, Finish.RUNNING])
     assert state.lengths.tolist() == [6, 41, 4]
     before = jax.device_get(state)
