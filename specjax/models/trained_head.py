@@ -48,6 +48,12 @@ def target_functions(model: Model) -> TargetFunctions:
     return cast(TargetFunctions, model.functions)
 
 
+def _sizes(model: Model) -> dict[str, int]:
+    """Width, vocabulary and layers of a model that heads are to draft for."""
+    width = target_functions(model).embedding_matrix(model.params).shape[1]
+    return {"width": width, "vocab_size": model.logits.shape[-1], "num_layers": model.config.num_layers}
+
+
 @dataclasses.dataclass(frozen=True)
 class TargetMark:
     """What a head remembers of the target that it was trained for.
@@ -73,15 +79,11 @@ class TargetMark:
         Raises:
           ValueError: its functions do not show what heads read.
         """
+        sizes = _sizes(model)
         embedding = target_functions(model).embedding_matrix(model.params)
-        size, width = embedding.shape
-        columns = 7 * np.arange(NUM_SAMPLES) % width
-        sample = np.asarray(
-            take_rows(embedding, jnp.asarray(_sampled(size)))[np.arange(NUM_SAMPLES), columns].astype(jnp.float32)
-        )
-        return cls(
-            model.name, width, model.logits.shape[-1], model.config.num_layers, tuple(np.round(sample.tolist(), 6).tolist())
-        )
+        rows, columns = jnp.asarray(_sampled(embedding.shape[0])), 7 * np.arange(NUM_SAMPLES) % sizes["width"]
+        sample = np.asarray(take_rows(embedding, rows)[np.arange(NUM_SAMPLES), columns].astype(jnp.float32))
+        return cls(model.name, **sizes, sample=tuple(np.round(sample.tolist(), 6).tolist()))
 
     def fits(self, model: Model) -> bool:
         """Whether ``model`` is this target, whatever it is called."""
@@ -93,14 +95,14 @@ class TargetMark:
 
     def check(self, model: Model, owner: str) -> None:
         """Raises ValueError, naming both, if ``model`` is another target than this."""
-        other = TargetMark.of(model)
-        for name in ("width", "vocab_size", "num_layers"):
-            ours, theirs = getattr(self, name), getattr(other, name)
-            if ours != theirs:
+        # Where sizes differ, nothing of the weights is read.
+        for name, size in _sizes(model).items():
+            if size != getattr(self, name):
                 raise ValueError(
-                    f"{owner} was made for {self.name!r} with {name} {ours}; the target {model.name!r} has {name} {theirs}"
+                    f"{owner} was made for {self.name!r} with {name} {getattr(self, name)}; the target {model.name!r} has {name} "
+                    f"{size}"
                 )
-        ours, theirs = np.array(self.sample), np.array(other.sample)
+        ours, theirs = np.array(self.sample), np.array(TargetMark.of(model).sample)
         embedding = target_functions(model).embedding_matrix(model.params)
         rounding: np.ndarray | int = 0
         if is_quantised(embedding):
