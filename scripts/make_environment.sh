@@ -11,7 +11,7 @@ set -eu
 CDPATH='' cd -- "$(dirname -- "$0")/.."
 
 packages_mb=225     # what pip downloads
-installed_mb=910    # what .venv takes on disk
+installed_mb=970    # what .venv takes on disk
 model_mb=98
 mark=.venv/specjax-environment
 log=.venv/install.log
