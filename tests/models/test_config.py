@@ -128,6 +128,7 @@ def test_a_plain_layer_has_nothing_special():
     special = DecoderConfig(
         **SIZES | LOCAL, local_rope=rope, experts=experts, post_norms=True, attention_scale=2.0, attention_soft_cap=1.0,
         logit_soft_cap=1.0, embedding_scale=2.0, int8_stream="float32", query_key_norm=True, activation="gelu_tanh",
+        scan_layers=True,
     )  # fmt: skip
     assert special.not_plain() == list(NOT_PLAIN)
     assert special.plain_layer() == DecoderConfig(**SIZES, query_key_norm=True, activation="gelu_tanh")

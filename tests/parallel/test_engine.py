@@ -81,12 +81,12 @@ def test_a_pass_over_prompts_has_rows_of_every_part():
     waiting = [slot(1, 9), slot(5, 9), slot(0, 100), slot(2, 9), slot(3, 9), slot(7, 9)]
     width, chosen = next_prefill(waiting, part_size=4)
     assert (width, [s.index for s in chosen]) == (64, [1, 2, 3, 5, 7])
-    assert pass_rows(width, chosen, 8, parts=2).tolist() == [1, 2, 3, 4, 1, 3, 4, 4]
+    assert pass_rows(width, [s.index for s in chosen], 8, parts=2).tolist() == [1, 2, 3, 4, 1, 3, 4, 4]
     # The oldest is long: every part reads its oldest.
     width, chosen = next_prefill([slot(1, 999), slot(5, 9), slot(6, 9)], part_size=4)
     assert (width, [s.index for s in chosen]) == (256, [1, 5])
-    assert pass_rows(width, chosen, 8, parts=2).tolist() == [1, 1]
-    assert pass_rows(64, [slot(2, 9)], 8).tolist() == [2]
+    assert pass_rows(width, [s.index for s in chosen], 8, parts=2).tolist() == [1, 1]
+    assert pass_rows(64, [2], 8).tolist() == [2]
 
 
 def test_what_does_not_fit_a_mesh_is_refused():
