@@ -310,6 +310,32 @@ class Draft:
         # A valid node's ancestors are all valid.
         return self.replace(valid=self.tree.whole_paths(self.valid), tokens=self.tokens.astype(jnp.int32))
 
+    def prefix(self, num_nodes: int) -> "Draft":
+        """The draft of the first ``num_nodes`` draft nodes; where rows have trees of their own that can only be 0.
+
+        Example:
+          >>> tokens, valid, laws = jnp.array([[3, 1, 4]]), jnp.ones((1, 3), bool), (Law.DETERMINISTIC,) * 3
+          >>> draft = Draft(tokens, valid, None, DraftTree((-1, 0, 0, 1)), laws)
+          >>> draft.prefix(2).tree.children, draft.prefix(2).tokens.tolist()
+          (((1, 2), (), ()), [[3, 1]])
+        """
+        if not isinstance(self.tree, DraftTree) and num_nodes:
+            raise ValueError(f"Draft.prefix: num_nodes is {num_nodes}; it must be 0 where rows have trees of their own")
+        tree = self.tree.prefix(num_nodes) if isinstance(self.tree, DraftTree) else DraftTree.chain(0)
+        log_probs = None if num_nodes == 0 else self.parent_log_probs
+        if log_probs is not None:
+            rows = self.tree.inner_index[list(tree.inner_nodes)]
+            # A slice is no copy.
+            leading = np.array_equal(rows, np.arange(len(rows)))
+            log_probs = log_probs[:, : len(rows)] if leading else log_probs[:, rows]
+        return self.replace(
+            tokens=self.tokens[:, :num_nodes],
+            valid=self.valid[:, :num_nodes],
+            parent_log_probs=log_probs,
+            tree=tree,
+            laws=self.laws[:num_nodes],
+        )
+
     @classmethod
     def empty(cls, batch: int) -> "Draft":
         """Nothing drafted: the round is a step of plain decoding.

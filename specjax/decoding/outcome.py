@@ -33,11 +33,11 @@ def _overlap(target, proposed):
     return jnp.sum(jnp.exp(jnp.minimum(target, proposed)), axis=-1)
 
 
-def overlap_on_path(draft: Draft, verdict: Verdict, log_probs) -> jax.Array | None:
-    """[B, depth] by depth the overlap at the node of the accepted path whose children are looked at; None without q."""
+def overlap_on_path(draft: Draft, verdict: Verdict, log_probs) -> jax.Array:
+    """[B, depth] by depth the overlap at the node of the accepted path whose children are looked at; 0 without q."""
     tree = draft.tree
-    if tree.num_nodes == 0 or draft.parent_log_probs is None:
-        return None
+    if draft.parent_log_probs is None:
+        return jnp.zeros((len(log_probs), tree.depth), log_probs.dtype)
     nodes = path_nodes(verdict)[:, :-1]
     inner, rows = tree.inner_nodes, jnp.asarray(tree.inner_index)[nodes]
     if len(inner) <= tree.depth:
@@ -47,7 +47,7 @@ def overlap_on_path(draft: Draft, verdict: Verdict, log_probs) -> jax.Array | No
 
 
 def count(state: DecodingState, draft: Draft, verdict: Verdict, common, counts) -> Counters:
-    """The rows' counters after a round that emitted ``counts`` [B]; ``common`` [B, depth] is the overlap on the path, or None."""
+    """The rows' counters after a round that emitted ``counts`` [B]; ``common`` [B, depth] is the overlap on the path."""
     counters, tree = state.counters, draft.tree
     took_part = state.running & (counts > 0)
     accepted = jnp.minimum(verdict.num_accepted, counts)
@@ -62,8 +62,7 @@ def count(state: DecodingState, draft: Draft, verdict: Verdict, common, counts) 
         there = (place <= verdict.num_accepted[:, None]) & (place < counts[:, None])
         tested = there & jnp.any(draft.valid[:, None, :] & is_child, axis=-1)
         num_tested = tested.astype(jnp.int32)
-        if common is not None:
-            overlap = jnp.where(tested, common, 0)
+        overlap = jnp.where(tested, common, 0)
     drafted = jnp.where(took_part, jnp.sum(draft.valid, axis=1, dtype=jnp.int32), 0)
     return Counters(
         num_drafts=counters.num_drafts + took_part,

@@ -34,7 +34,7 @@ from specjax.decoding.state import (
     RoundInfo,
     TokenLogprobs,
 )
-from specjax.decoding.verify_pass import smallest_pass, usual_passes
+from specjax.decoding.verify_pass import judged_part, places, smallest_pass, spread_to, usual_passes
 from specjax.drafters.base import Context, Drafter, source_depths, sources_of
 from specjax.models.base import ModelFunctions
 from specjax.row_trees import RowTrees
@@ -207,13 +207,9 @@ class Round:
             asked &= draft.tree.depths[:, 1:] <= context.room[:, None]
         draft = draft.replace(valid=draft.valid & asked).checked()
 
-        with jax.named_scope("verify"):
-            log_probs, logits, features, block = self._verify(params.target, state, draft, context.distribution)
-        with jax.named_scope("judge"):
-            own_choices, own_draft = self.layout.judged((choices, draft))
-            verdict, findings = self._judge(own_choices, own_draft, log_probs, logits)
+        judged, features, block = self._verify(params.target, state, draft, choices, context.distribution)
         # All that is left of the vocabularies are a few numbers per node.
-        verdict, (broken, common, logprobs) = self.layout.verdict((verdict, findings), state.lengths.shape[0])
+        verdict, (broken, common, logprobs) = self.layout.verdict(judged, state.lengths.shape[0])
 
         nodes = path_nodes(verdict)
         emitted = emitted_tokens(draft, verdict)
@@ -251,23 +247,32 @@ class Round:
         drafted = self.layout.in_total(jnp.sum(draft.valid, dtype=jnp.int32))
         return state, RoundInfo(jnp.where(place < counts[:, None], emitted, NO_TOKEN), counts, drafted, logprobs)
 
-    def _verify(self, params, state: DecodingState, draft: Draft, distribution: PathDistribution):
-        """Target log-probabilities [J, T, V], logits [J, T, V], features [B, T, F, E] and block of the root and all draft nodes.
+    def _verify(self, params, state: DecodingState, draft: Draft, choices: Choices, distribution: PathDistribution):
+        """What is made of the root and all draft nodes: see :meth:`_judge`; features [B, T, F, E]; and the block.
 
-        J rows are those that this device judges, all B where it is the only one. The logits are the target's own, and None unless
-        log-probabilities are to be reported.
+        The first is of J rows, those that this device judges: all B where it is the only one.
         """
         root = jnp.take_along_axis(state.tokens, state.lengths[:, None] - 1, axis=1)
         tokens = jnp.concatenate([root, draft.tokens], axis=1)
         positions = state.lengths[:, None] - 1 + jnp.atleast_2d(jnp.asarray(draft.tree.depths, jnp.int32))
         path_tokens, path_lengths = tree_paths(*self.layout.judged((draft.tree, draft.tokens)))
         distribution = distribution.of_rows(self.layout.judged)
+        own_choices, own_draft = self.layout.judged((choices, draft))
 
-        def passed(place, mask):
-            output = self.target.apply(params, tokens[:, place], positions[:, place], state.cache, mask)
-            logits = self.layout.unembed(self.target, params, output.hidden).astype(self.logits_dtype)
-            log_probs = distribution.log_probs(logits, path_tokens[:, place], path_lengths[..., place])
-            return log_probs, None if self.num_logprobs is None else logits, output.features, output.block
+        def passed(nodes, mask):
+            place = places(nodes)
+            with jax.named_scope("verify"):
+                output = self.target.apply(params, tokens[:, place], positions[:, place], state.cache, mask)
+                logits = self.layout.unembed(self.target, params, output.hidden).astype(self.logits_dtype)
+                log_probs = distribution.log_probs(logits, path_tokens[:, place], path_lengths[..., place])
+                logits = None if self.num_logprobs is None else logits
+            with jax.named_scope("judge"):
+                part = judged_part(self.rule, own_draft, nodes)
+                if part is own_draft:
+                    spread = functools.partial(spread_to, nodes, size=draft.tree.size, axis=1)
+                    log_probs, logits = jax.tree.map(spread, (log_probs, logits))
+                judged = self._judge(own_choices, part, log_probs, logits)
+            return judged, output.features, output.block
 
         return smallest_pass(passed, draft, usual_passes(self.drafter, self.depths), self.layout)
 
@@ -275,7 +280,7 @@ class Round:
         """The verdict of rows, and what else is made of whole vocabularies.
 
         The latter are: [B, T] bool, outputs that are not numbers; [B, depth], by depth the overlap at the accepted path's node,
-        None where the drafter knows no q; log-probabilities of the emitted tokens, None unless they are to be reported.
+        0 where the drafter knows no q; log-probabilities of the emitted tokens, None unless they are to be reported.
         """
         verdict = self.rule(choices, draft, log_probs)
         check_verdict(self.rule, verdict, draft)

@@ -19,6 +19,7 @@ from specjax.decoding.layout import Layout
 from specjax.drafters.base import Drafter
 from specjax.row_trees import RowTrees
 from specjax.tree import ROOT, Draft, DraftTree
+from specjax.verification.base import Rule, shape_of
 
 Nodes = tuple[int, ...]
 """Nodes of a tree in a pass, the root among them."""
@@ -42,12 +43,14 @@ def usual_passes(drafter: Drafter, depths: tuple[int, ...]) -> tuple[Nodes, ...]
     return tuple(sorted(found, key=lambda nodes: (len(nodes), nodes)))
 
 
-def smallest_pass(passed: Callable[[Any, jax.Array | None], Any], draft: Draft, usual: tuple[Nodes, ...], layout: Layout) -> Any:
+def smallest_pass(
+    passed: Callable[[Nodes, jax.Array | None], Any], draft: Draft, usual: tuple[Nodes, ...], layout: Layout
+) -> Any:
     """What ``passed`` makes of all nodes, or of the first set of them that holds all that was drafted.
 
     Args:
-      passed: from the places of some nodes (a slice or an array, for the axis T) and their ancestor mask, [n, n] or [B, n, n],
-        None where nodes follow one another, to a pytree of arrays in which these nodes are an axis.
+      passed: from some nodes and their ancestor mask, [n, n] or [B, n, n], None where nodes follow one another, to a pytree of
+        arrays. In these the nodes are an axis, or what is made of the first of them is no longer than what is made of all.
       draft: of all rows; its valid nodes are needed.
       usual: see :func:`usual_passes`.
       layout: rows of all devices share a pass.
@@ -60,12 +63,10 @@ def smallest_pass(passed: Callable[[Any, jax.Array | None], Any], draft: Draft, 
     block_mask = None if tree.is_chain else jnp.asarray(tree.ancestor_mask)
 
     def over(nodes):
-        place = slice(len(nodes)) if nodes == tuple(range(len(nodes))) else np.array(nodes)
         # Nodes that follow one another need no mask.
-        mask = None
-        if block_mask is not None and not _follow(tree, nodes):
-            mask = block_mask[..., place, :][..., place]
-        return passed(place, mask)
+        if block_mask is None or _follow(tree, nodes):
+            return passed(nodes, None)
+        return passed(nodes, block_mask[..., places(nodes), :][..., places(nodes)])
 
     whole = tuple(range(tree.size))
     if tree.num_nodes == 0:
@@ -78,9 +79,54 @@ def smallest_pass(passed: Callable[[Any, jax.Array | None], Any], draft: Draft, 
     holds_all = layout.everywhere(holds_all)
 
     def spread(nodes):
-        return jax.tree.map(functools.partial(_spread_to, nodes), over(nodes), shapes)
+        return jax.tree.map(functools.partial(_spread_like, nodes), over(nodes), shapes)
 
     return jax.lax.switch(jnp.argmax(holds_all), [functools.partial(spread, nodes) for nodes in passes])
+
+
+def judged_part(rule: Rule, draft: Draft, nodes: Nodes) -> Draft:
+    """The draft of ``nodes``, all that was drafted, where ``rule`` decides the same on them alone; else the whole.
+
+    What a rule draws hangs on a node's number, so they must be the first ones.
+
+    Example:
+      >>> from specjax.tree import Law
+      >>> from specjax.verification.rejection import Token
+      >>> tokens, valid = jnp.array([[3, 1, 4]]), jnp.array([[True, False, False]])
+      >>> draft = Draft(tokens, valid, None, DraftTree.chain(3), (Law.DETERMINISTIC,) * 3)
+      >>> judged_part(Token(), draft, (0, 1)).tokens.tolist()
+      [[3]]
+    """
+    tree, size = draft.tree, len(nodes)
+    if size == tree.size or nodes != tuple(range(size)):
+        return draft
+    if size > 1 and isinstance(tree, RowTrees):
+        return draft
+    part = draft.prefix(size - 1)
+    return part if shape_of(part.tree) in rule.shapes else draft
+
+
+def places(nodes: Nodes) -> slice | np.ndarray:
+    """What an axis of all nodes is indexed with for ``nodes``."""
+    return slice(len(nodes)) if nodes == tuple(range(len(nodes))) else np.array(nodes)
+
+
+def spread_to(nodes: Nodes, values: jax.Array, size: int, axis: int) -> jax.Array:
+    """``values`` whose ``axis`` is ``nodes`` where the whole tree of this ``size`` has them; anything for others."""
+    if nodes == tuple(range(len(nodes))):
+        missing = [(0, size - values.shape[axis] if axis == place else 0) for place in range(values.ndim)]
+        return jnp.pad(values, missing)
+    place = np.zeros(size, np.int32)
+    place[list(nodes)] = np.arange(len(nodes))
+    return jnp.take(values, place, axis=axis)
+
+
+def _spread_like(nodes: Nodes, values: jax.Array, wanted: jax.ShapeDtypeStruct) -> jax.Array:
+    """``values`` of some nodes as large as ``wanted``: those of blocks have any layout of their axes."""
+    for axis, size in enumerate(wanted.shape):
+        if values.shape[axis] != size:
+            values = spread_to(nodes, values, size, axis)
+    return values
 
 
 def _follow(tree: DraftTree | RowTrees, nodes: Nodes) -> bool:
@@ -88,17 +134,3 @@ def _follow(tree: DraftTree | RowTrees, nodes: Nodes) -> bool:
     if isinstance(tree, RowTrees):
         return len(nodes) == 1
     return all(tree.parents[node] == before for before, node in itertools.pairwise(nodes))
-
-
-def _spread_to(nodes: Nodes, values: jax.Array, wanted: jax.ShapeDtypeStruct) -> jax.Array:
-    """``values`` of some ``nodes`` where the whole tree has them; anything for others. Blocks have any layout of their axes."""
-    if values.shape == wanted.shape:
-        return values
-    if nodes == tuple(range(len(nodes))):
-        return jnp.pad(values, [(0, want - size) for size, want in zip(values.shape, wanted.shape, strict=True)])
-    for axis, want in enumerate(wanted.shape):
-        if values.shape[axis] != want:
-            place = np.zeros(want, np.int32)
-            place[list(nodes)] = np.arange(len(nodes))
-            values = jnp.take(values, place, axis=axis)
-    return values

@@ -251,3 +251,18 @@ def test_nothing_drafted(rule):
     invalid = verdicts(rule, draft.replace(valid=jnp.zeros_like(draft.valid)), log_p)
     assert [(accepted, token) for _, accepted, token in invalid] == empty
     assert len({token for _, token in empty}) > 1
+
+
+@every_rule
+def test_the_drafted_nodes_alone_decide_as_the_whole(rule):
+    """A verify pass over the first nodes is judged without the others."""
+    draft, log_p = case(rule)
+    for size in range(1, draft.tree.size):
+        cut = draft.replace(valid=draft.valid & (jnp.arange(draft.tree.num_nodes) < size - 1)[None]).checked()
+        part = cut.prefix(size - 1)
+        few = rule(KeyedChoices.from_seeds(SEEDS, COMMITTED), part, log_p[:, :size])
+        whole = verdicts(rule, cut, log_p)
+        assert few.num_accepted.tolist() == [accepted for _, accepted, _ in whole]
+        assert few.next_token.tolist() == [token for *_, token in whole]
+        assert few.path.tolist() == [path[: part.tree.depth] for path, *_ in whole]
+        assert all(path[part.tree.depth :] == [0] * (draft.tree.depth - part.tree.depth) for path, *_ in whole)
