@@ -265,13 +265,13 @@ class Round:
                 output = self.target.apply(params, tokens[:, place], positions[:, place], state.cache, mask)
                 logits = self.layout.unembed(self.target, params, output.hidden).astype(self.logits_dtype)
                 log_probs = distribution.log_probs(logits, path_tokens[:, place], path_lengths[..., place])
-                logits = None if self.num_logprobs is None else logits
+                reported = None if self.num_logprobs is None else logits
             with jax.named_scope("judge"):
                 part = judged_part(self.rule, own_draft, nodes)
                 if part is own_draft:
                     spread = functools.partial(spread_to, nodes, size=draft.tree.size, axis=1)
-                    log_probs, logits = jax.tree.map(spread, (log_probs, logits))
-                judged = self._judge(own_choices, part, log_probs, logits)
+                    log_probs, reported = jax.tree.map(spread, (log_probs, reported))
+                judged = self._judge(own_choices, part, log_probs, reported)
             return judged, output.features, output.block
 
         return smallest_pass(passed, draft, usual_passes(self.drafter, self.depths), self.layout)

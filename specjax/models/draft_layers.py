@@ -14,11 +14,13 @@ import jax
 import jax.numpy as jnp
 
 from specjax.cache import KVCache
+from specjax.models.attention import soft_cap
 from specjax.models.base import ModelOutput
 from specjax.models.config import DecoderConfig
-from specjax.models.decoder import Decoder, contract, random_params, soft_cap
+from specjax.models.decoder import Decoder
 from specjax.models.draft_vocabulary import widen
 from specjax.models.loaded import Model
+from specjax.models.products import contract, random_params
 from specjax.models.shallow import keep_layers
 
 OWN = ("layers", "final_norm")

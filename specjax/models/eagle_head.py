@@ -23,10 +23,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.cache import KVBlock, KVCache
+from specjax.models.attention import Attention, attend
 from specjax.models.config import DecoderConfig
-from specjax.models.decoder import Attention, GatedMLP, RMSNorm, attend, contract, parameter, random_params
 from specjax.models.draft_vocabulary import widen
-from specjax.models.products import take_rows
+from specjax.models.mlp import GatedMLP
+from specjax.models.norm import RMSNorm
+from specjax.models.products import contract, parameter, random_params, take_rows
 
 
 @dataclasses.dataclass(frozen=True)

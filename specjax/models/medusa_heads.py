@@ -22,8 +22,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from specjax.models.decoder import contract, exact
 from specjax.models.draft_vocabulary import widen
+from specjax.models.products import contract, exact
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.cache import KVCache
 from specjax.models.config import DecoderConfig
-from specjax.models.decoder import Decoder, Split
+from specjax.models.decoder import Decoder
+from specjax.models.products import Split
 from specjax.parallel.mesh import DATA, MODEL, ROWS
 
 
@@ -29,7 +30,7 @@ class ShardingRule:
 
     Attributes:
       logical: names of the axes at the parameters.
-      part: the field of :class:`specjax.models.decoder.Split` that says so.
+      part: the field of :class:`specjax.models.products.Split` that says so.
       size: the field of :class:`specjax.models.config.DecoderConfig` that must be divisible.
       what: for people.
     """

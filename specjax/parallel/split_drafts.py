@@ -28,8 +28,9 @@ from specjax.drafters.base import Drafter
 from specjax.drafters.model_drafter import ModelDrafter, ModelDrafterState
 from specjax.drafters.stacked import Stacked, StackedState
 from specjax.models.base import ModelFunctions
-from specjax.models.decoder import Decoder, Split
+from specjax.models.decoder import Decoder
 from specjax.models.other_vocabulary import OtherVocabulary
+from specjax.models.products import Split
 from specjax.parallel.mesh import EVERYWHERE, ROWS
 from specjax.parallel.rules import cache_specs, param_specs
 from specjax.parallel.sharded_decoder import shard_functions

@@ -23,12 +23,10 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
-from specjax.decoding.completions import LOGPROBS_SIZES, Completion, Piece, excess_counters, row_counters, row_stats
+from specjax.decoding.completions import LOGPROBS_SIZES, Completion, Piece
 from specjax.decoding.compose import compose
 from specjax.decoding.round_costs import with_depths
-from specjax.decoding.state import NO_TOKEN, Counters, DispatchInfo
 from specjax.models.loaded import Model
 from specjax.parallel import Processes, as_mesh, place_params, sizes_of, spread_round
 from specjax.sampling.allowed_tokens import AllowedTokens
@@ -37,44 +35,14 @@ from specjax.sampling.path import LogitsProcessor
 from specjax.serving.memory import MemoryPlan, check_whole, fit_slots
 from specjax.serving.metrics import EngineMetrics, Meter
 from specjax.serving.requests import Job, QueueFull, Request, Room, check_request
-from specjax.serving.schedule import MAX_PREFILLS, Slot, check_schedule, draft_depth, filling_order, next_prefill
-from specjax.serving.slot_batch import MOST_ARRIVALS, SlotBatch
-from specjax.statistics import RequestMetrics
+from specjax.serving.running import Event, RequestQueue, RunningRequests
+from specjax.serving.schedule import check_schedule
+from specjax.serving.slot_batch import SlotBatch
 
 LOG = logging.getLogger(__name__)
 
 DEFAULT_CAPACITY = 1024
 """Tokens of a slot, where the model has so many positions."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Event:
-    """News of one completion.
-
-    Attributes:
-      id: of the request.
-      index: which of its completions.
-      token_ids: new tokens.
-      text: new text that has become certain; always "" unless the request is streamed.
-      completion: the whole, with the last event; None before.
-      num_prompt_tokens: tokens of the prompt.
-    """
-
-    id: Any
-    index: int
-    token_ids: list[int]
-    text: str = ""
-    completion: Completion | None = None
-    num_prompt_tokens: int = 0
-
-
-@dataclasses.dataclass
-class _InFlight:
-    """A dispatch whose outcome the host has not seen."""
-
-    occupants: list[Slot | None]
-    info: DispatchInfo
-    counters: Counters
 
 
 class Engine:
@@ -159,7 +127,7 @@ class Engine:
         mesh = as_mesh(mesh)
         self.processes = Processes.of(mesh)
         """Those that run this engine together."""
-        program, params, self._law = compose(
+        program, params, law = compose(
             model,
             drafter,
             rule,
@@ -171,9 +139,9 @@ class Engine:
         )
         if mesh is not None:
             program = spread_round(program, mesh)
-        self._parts = 1 if mesh is None else sizes_of(mesh).data
-        self._schedule = check_schedule(draft_len_schedule, program.drafter.tree.depth)
-        depths = tuple(sorted(set((self._schedule or {}).values())))
+        parts = 1 if mesh is None else sizes_of(mesh).data
+        schedule = check_schedule(draft_len_schedule, program.drafter.tree.depth)
+        depths = tuple(sorted(set((schedule or {}).values())))
         program = dataclasses.replace(program, rounds_per_dispatch=rounds_per_dispatch, depths=depths)
         measured = True
         if adaptive is not False:
@@ -192,30 +160,28 @@ class Engine:
             biases=max_logit_bias,
             logprobs=max_logprobs,
         )
-        self.memory: MemoryPlan = fit_slots(program, params, slots, self._room, memory_limit, self._parts, self.processes)
+        self.memory: MemoryPlan = fit_slots(program, params, slots, self._room, memory_limit, parts, self.processes)
         """What the engine needs; made before anything was allocated."""
         LOG.info("%s", self.memory)
 
         def place(params):
             return params if mesh is None else place_params(program, params)
 
-        self._batch = SlotBatch(model, program, place(params), self.memory.slots, self._room, self._parts)
+        self._batch = SlotBatch(model, program, place(params), self.memory.slots, self._room, parts)
         if not measured:
             self._batch.measure_rounds(place, self.processes.broadcast)
         self._max_queue = max_queue
-        self._slots: list[Slot | None] = [None] * self.memory.slots
-        self._queue: collections.deque[tuple[Job, int]] = collections.deque()
+        self._meter = Meter()
+        self._queue = RequestQueue(self._meter)
+        self._running = RunningRequests(self._batch, law, schedule, parts, self._meter)
         self._jobs: dict[Hashable, Job] = {}
-        self._in_flight: collections.deque[_InFlight] = collections.deque()
-        self._num_waiting = 0
         self._news: list[Event] = []
         # Events go to whoever has asked for those of a request, else to the next step.
         self._readers: dict[Hashable, collections.deque[Event]] = {}
         self._unclaimed: list[Event] = []
-        self._numbers, self._turns = itertools.count(), itertools.count()
+        self._numbers = itertools.count()
         # Drawn alike by all processes.
         self._seeds = random.Random(self.processes.broadcast(secrets.randbits(128)))
-        self._meter = Meter()
         self._closed = False
 
     # ---------------------------------------------------------------- requests
@@ -250,8 +216,7 @@ class Engine:
 
     def _enqueue(self, job: Job) -> None:
         self._jobs[job.id] = job
-        self._num_waiting += 1
-        self._queue.extend((job, index) for index in range(len(job.rows)))
+        self._queue.push(job)
 
     def cancel(self, id: Any) -> None:
         """Gives a request up; its completions so far come as its last events, with ``finish_reason`` "cancelled".
@@ -263,16 +228,8 @@ class Engine:
         job = self._jobs.get(id)
         if job is None:
             raise ValueError(f"cancel: there is no request {id!r} in the engine")
-        here = {slot.row.index: slot for slot in self._slots if slot is not None and slot.job is job}
-        self._queue = collections.deque(entry for entry in self._queue if entry[0] is not job)
-        self._num_waiting -= job.admitted is None
-        for row in job.rows:
-            if row.running:
-                row.cancel()
-                slot = here.get(row.index)
-                if slot is not None:
-                    self._batch.end(slot.index)
-                self._finish(job, row, slot)
+        self._queue.remove(job)
+        self._note(self._running.cancel(job))
         self._meter.counts["cancelled"] += 1
 
     # ---------------------------------------------------------------- running
@@ -290,30 +247,39 @@ class Engine:
 
     def _advance(self) -> None:
         start, waited = time.perf_counter(), self._meter.wait_seconds
-        self._admit()
-        self._read_prompts()
-        sent = self._send_rounds()
-        if len(self._in_flight) > sent:
-            self._collect(self._in_flight.popleft())
+        self._running.admit(self._queue)
+        self._running.read_prompts()
+        sent = self._running.send_rounds()
+        if self._running.num_in_flight > sent:
+            self._note(self._running.collect())
         news, self._news = self._news, []
         for event in news:
             self._readers.get(event.id, self._unclaimed).append(event)
         self._meter.host_seconds += time.perf_counter() - start - (self._meter.wait_seconds - waited)
 
+    def _note(self, events: Iterable[Event]) -> None:
+        """Keeps news for their readers, and forgets requests that are answered."""
+        for event in events:
+            self._news.append(event)
+            job = self._jobs.get(event.id)
+            if event.completion is not None and job is not None and job.done:
+                del self._jobs[event.id]
+                self._meter.counts["finished"] += 1
+
     @property
     def unfinished(self) -> bool:
         """Whether more events will come."""
-        return bool(self._jobs or self._in_flight or self._news or self._unclaimed)
+        return bool(self._jobs or self._running.num_in_flight or self._news or self._unclaimed)
 
     @property
     def num_waiting(self) -> int:
         """Requests none of whose completions has a slot yet."""
-        return self._num_waiting
+        return self._queue.num_requests
 
     @property
     def waiting(self) -> list[Any]:
         """Ids of the requests none of whose completions has a slot yet, in their order."""
-        return list(dict.fromkeys(job.id for job, _ in self._queue if job.admitted is None))
+        return self._queue.ids
 
     def stream(self, id: Any) -> Iterator[Piece]:
         """The text of a request as it comes; runs the engine whenever the next piece is asked for.
@@ -382,7 +348,7 @@ class Engine:
         try:
             while more or ours:
                 self._check_open()
-                while more and self.num_waiting < min(self._max_queue, 2 * len(self._slots)):
+                while more and self.num_waiting < min(self._max_queue, 2 * self.num_slots):
                     job = next(jobs, None)
                     if job is None:
                         more = False
@@ -414,8 +380,7 @@ class Engine:
     @property
     def metrics(self) -> EngineMetrics:
         """What the engine did so far."""
-        running = len({id(slot.job) for slot in self._slots if slot is not None})
-        return self._meter.report(running, self.num_waiting)
+        return self._meter.report(self._running.num_requests, self.num_waiting)
 
     @property
     def model(self) -> Model:
@@ -436,8 +401,7 @@ class Engine:
         """Gives the memory of the slots back; requests that are not answered are dropped."""
         self._closed = True
         self._batch.close()
-        self._slots = []
-        for pending in (self._in_flight, self._queue, self._jobs, self._readers):
+        for pending in (self._running, self._queue, self._jobs, self._readers):
             pending.clear()
 
     def __enter__(self) -> "Engine":
@@ -449,118 +413,3 @@ class Engine:
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("the engine is closed; make a new one")
-
-    # ---------------------------------------------------------------- parts of a step
-
-    def _admit(self) -> None:
-        free = [index for index, slot in enumerate(self._slots) if slot is None]
-        free = filling_order(free, len(self._slots), self._parts)
-        while free and self._queue:
-            arriving: list[Slot] = []
-            while free and self._queue and len(arriving) < MOST_ARRIVALS:
-                job, index = self._queue.popleft()
-                slot = Slot(free.pop(0), job, job.rows[index], len(job.prompt) - 1)
-                if job.admitted is None:
-                    job.admitted, job.turn = time.perf_counter(), next(self._turns)
-                    self._num_waiting -= 1
-                    self._meter.times["queue"].append(job.admitted - job.arrived)
-                self._slots[slot.index] = slot
-                arriving.append(slot)
-            self._batch.admit(arriving)
-
-    def _read_prompts(self) -> None:
-        for _ in range(MAX_PREFILLS):
-            taken = [slot for slot in self._slots if slot is not None and slot.row.running]
-            waiting = sorted((slot for slot in taken if not slot.prompt_in), key=lambda slot: slot.job.turn)
-            if not waiting:
-                return
-            width, chosen = next_prefill(waiting, len(self._slots) // self._parts)
-            self._batch.read(width, [slot.index for slot in chosen])
-            for slot in chosen:
-                fed = min(slot.to_feed, width)
-                slot.to_feed -= fed
-                self._meter.counts["prompt"] += fed
-                slot.prompt_in = slot.to_feed == 0
-                if slot.prompt_in:
-                    slot.prompt_read = time.perf_counter()
-            # Rows that are being answered wait for one pass at a time, unless most slots still do nothing.
-            if 2 * sum(slot.prompt_in for slot in taken) >= len(taken):
-                return
-
-    def _send_rounds(self) -> bool:
-        answering = [slot for slot in self._slots if slot is not None and slot.answering]
-        if not answering:
-            return False
-        stops = any(slot.row.looks_for_stops for slot in answering)
-        # The device knows no stop strings: where one may come, the host looks at every round.
-        rounds = 1 if stops else self._batch.program.rounds_per_dispatch
-        depth = draft_depth(self._schedule, len(answering), self._batch.program.drafter.tree.depth)
-        info, counters = self._batch.run(depth, rounds)
-        for leaf in jax.tree.leaves((info, counters)):
-            leaf.copy_to_host_async()
-        occupants = [slot if slot is not None and slot.answering else None for slot in self._slots]
-        self._in_flight.append(_InFlight(occupants, info, counters))
-        return True
-
-    def _collect(self, dispatch: _InFlight) -> None:
-        start = time.perf_counter()
-        info, counters = jax.device_get((dispatch.info, dispatch.counters))
-        now = time.perf_counter()
-        self._meter.wait_seconds += now - start
-        rounds = int(info.rounds)
-        self._meter.counts.update(
-            rounds=rounds, slots=rounds * len(self._slots), used=int(np.sum(info.tokens[..., 0] != NO_TOKEN))
-        )
-        for place, slot in enumerate(dispatch.occupants):
-            # What came behind the end of a row, or after it was given up, belongs to nobody.
-            if slot is not None and slot.row.running:
-                self._take(slot, info, place, row_counters(counters, place), now)
-
-    def _take(self, slot: Slot, info: DispatchInfo, place: int, counters: Counters, now: float) -> None:
-        emitted = int(np.sum(info.tokens[place] != NO_TOKEN))
-        tokens = slot.row.extend(info, place)
-        if len(tokens) < emitted:
-            before = jax.tree.map(np.zeros_like, counters) if slot.counters is None else slot.counters
-            counters = jax.tree.map(np.subtract, counters, excess_counters(before, counters, len(tokens)))
-        slot.counters = counters
-        if tokens:
-            self._meter.counts["tokens"] += len(tokens)
-            if slot.last_tokens is None:
-                slot.first_tokens = now
-                self._meter.times["first"].append(now - slot.job.arrived)
-            else:
-                self._meter.times["between"].append(now - slot.last_tokens)
-            slot.last_tokens = now
-        if slot.row.running:
-            if tokens:
-                text, length = slot.row.take_text(), len(slot.job.prompt)
-                self._news.append(Event(slot.job.id, slot.row.index, tokens, text, None, length))
-        else:
-            self._finish(slot.job, slot.row, slot, tokens)
-
-    def _finish(self, job: Job, row, slot: Slot | None, tokens: Iterable[int] = ()) -> None:
-        now = time.perf_counter()
-        counters = self._no_counters() if slot is None or slot.counters is None else slot.counters
-        first = now if slot is None or slot.first_tokens is None else slot.first_tokens
-        read = now if slot is None or slot.prompt_read is None else slot.prompt_read
-        admitted = now if job.admitted is None else job.admitted
-        stats = row_stats(
-            self._batch.program, self._law, counters, row.num_tokens, prefill_seconds=read - admitted, decode_seconds=now - read
-        )
-        metrics = RequestMetrics(
-            queue_time=admitted - job.arrived,
-            time_to_first_token=first - job.arrived,
-            time_per_output_token=(now - first) / (row.num_tokens - 1) if row.num_tokens > 1 else None,
-            e2e_latency=now - job.arrived,
-        )
-        text = row.take_text()
-        job.finished[row.index] = completion = row.completion(stats, metrics)
-        self._news.append(Event(job.id, row.index, list(tokens), text, completion, len(job.prompt)))
-        if slot is not None:
-            self._slots[slot.index] = None
-        if job.done:
-            del self._jobs[job.id]
-            self._meter.counts["finished"] += 1
-
-    def _no_counters(self) -> Counters:
-        return jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), self._batch.state.counters)

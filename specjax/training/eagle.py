@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.models.decoder import attend
+from specjax.models.attention import attend
 from specjax.training.batches import TrainingBatch
 from specjax.training.objective import Objective, check_depth
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from specjax.models.decoder import contract, soft_cap
+from specjax.models.attention import soft_cap
+from specjax.models.products import contract
 from specjax.training.batches import TrainingBatch
 from specjax.training.losses import check_loss, distances, rank_of, weighted_mean
 

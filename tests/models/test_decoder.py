@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.models.attention import attend, rotate, used_sizes
 from specjax.models.config import DecoderConfig, ExpertsConfig, RopeConfig
-from specjax.models.decoder import Decoder, attend, rotate, used_sizes
+from specjax.models.decoder import Decoder
 from specjax.models.mlp import ExpertsMLP, gated
 from specjax.models.products import MANY_ROWS, contract
 

@@ -12,7 +12,8 @@ from jax.sharding import Mesh, PartitionSpec
 import specjax
 from specjax.decoding import Parameters
 from specjax.decoding.compose import compose
-from specjax.models.decoder import Decoder, Split
+from specjax.models.decoder import Decoder
+from specjax.models.products import Split
 from specjax.parallel import (
     as_mesh,
     make_mesh,

@@ -124,7 +124,7 @@ def test_case_152_a_late_result_is_not_applied_to_the_next_request():
         first = engine.submit(Request([1, 2, 3], SamplingParams(temperature=0, max_tokens=30)))
         events = [*engine.step(), *engine.step()]
         # A round of the first is in flight now.
-        assert len(engine._in_flight) == 1
+        assert engine._running.num_in_flight == 1
         engine.cancel(first)
         second = engine.submit(Request([7], SamplingParams(temperature=0, max_tokens=12)))
         while engine.unfinished:
