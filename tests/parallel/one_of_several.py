@@ -1,16 +1,18 @@
-"""One process of test_processes.py: ``one_of_several.py ADDRESS COUNT INDEX HEAD``. Its last line of output is JSON."""
+"""One process of test_processes.py: ``one_of_several.py ADDRESS COUNT INDEX HEAD MODEL``. Its last line of output is JSON."""
 
+import dataclasses
 import json
 import sys
 
 import jax
 import numpy as np
 
+from specjax import load_model
 from specjax.checkpoints.heads import load_head
 from specjax.drafters import prompt_lookup
 from specjax.parallel import ALONE, ProcessError, Processes, joined, make_mesh
 from specjax.serving import Engine
-from tests.parallel.shared import decoder, several_requests
+from tests.parallel.shared import VOCAB_SIZE, several_requests
 
 
 def refusal(call):
@@ -54,9 +56,12 @@ def refusal_of_os(us):
     return None
 
 
-def tokens_over(mesh):
-    """Tokens of all completions, and seeds, from an engine that all processes run."""
-    with Engine(decoder(), drafter=prompt_lookup(2), rule="gumbel", slots=2, capacity=48, mesh=mesh) as engine:
+def tokens_over(mesh, folder):
+    """Tokens of all completions, and seeds, from an engine that all processes run, of a model that each reads its part of."""
+    # A folder without a tokenizer does not say that some rows of the embedding are nobody's.
+    model = dataclasses.replace(load_model(folder, mesh=mesh), vocab_size=VOCAB_SIZE)
+    assert not model.params["embedding"].is_fully_addressable
+    with Engine(model, drafter=prompt_lookup(2), rule="gumbel", slots=2, capacity=48, mesh=mesh) as engine:
         done = engine.run(several_requests())
         assert (
             np.prod(engine._batch.state.cache.keys[0].addressable_shards[0].data.shape) * 2
@@ -76,5 +81,5 @@ if __name__ == "__main__":
     with joined(coordinator_address=address, num_processes=count, process_id=index):
         found = agreements(Processes.all_of(make_mesh(count)))
         found["head"] = head_read(sys.argv[4])
-        found["tokens"], found["seeds"] = tokens_over(f"model={count}")
+        found["tokens"], found["seeds"] = tokens_over(f"model={count}", sys.argv[5])
     print(json.dumps(found))

@@ -19,6 +19,7 @@ from specjax.parallel import make_mesh, place_params, spread_round
 CONFIG = DecoderConfig(
     vocab_size=64, num_layers=1, width=32, num_query_heads=16, num_kv_heads=8, head_dim=4, mlp_width=32, max_positions=64
 )
+VOCAB_SIZE = 60
 MESHES = [(8, 1), (4, 2), (2, 4), (1, 8)]
 
 
@@ -27,7 +28,7 @@ def decoder(seed=0, **changes):
     """A random model of 60 ids; its logits are wide enough apart that no order of summation decides."""
     functions = Decoder(dataclasses.replace(CONFIG, **changes))
     params = functions.init(jax.random.key(seed), scale=0.5)
-    return specjax.Model(functions=functions, params=params, vocab_size=60, max_positions=CONFIG.max_positions)
+    return specjax.Model(functions=functions, params=params, vocab_size=VOCAB_SIZE, max_positions=CONFIG.max_positions)
 
 
 def close_to(model):

@@ -8,6 +8,7 @@ import pytest
 
 import specjax
 from specjax.checkpoints.heads import load_head, save_head
+from specjax.checkpoints.model_folder import save_model
 from specjax.parallel import ALONE, Processes, make_mesh
 from tests import heads
 from tests.parallel.shared import decoder, several_requests
@@ -23,10 +24,17 @@ def head(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(head):
+def folder(tmp_path_factory):
+    """Of a model, as ``specjax convert`` writes it."""
+    return save_model(decoder(), tmp_path_factory.mktemp("models") / "model")
+
+
+@pytest.fixture(scope="module")
+def found(head, folder):
     """What each of two processes found."""
     address, script = free_address(), str(ROOT / "tests" / "parallel" / "one_of_several.py")
-    outcomes = run_together([[script, address, str(COUNT), str(index), str(head)] for index in range(COUNT)], [ROOT] * COUNT)
+    calls = [[script, address, str(COUNT), str(index), str(head), str(folder)] for index in range(COUNT)]
+    outcomes = run_together(calls, [ROOT] * COUNT)
     for code, _, err in outcomes:
         assert code == 0, err
     return [json.loads(out.splitlines()[-1]) for _, out, _ in outcomes]
@@ -60,6 +68,7 @@ def test_what_cannot_go_on_is_told_on_both(found):
 
 
 def test_a_model_over_both_gives_the_tokens_of_one(found):
+    """Each process has read its part of the model's folder."""
     (tokens, seeds), second = ((process["tokens"], process["seeds"]) for process in found)
     assert (tokens, seeds) == second
     asked = several_requests()
