@@ -310,31 +310,18 @@ class Draft:
         # A valid node's ancestors are all valid.
         return self.replace(valid=self.tree.whole_paths(self.valid), tokens=self.tokens.astype(jnp.int32))
 
-    def prefix(self, num_nodes: int) -> "Draft":
-        """The draft of the first ``num_nodes`` draft nodes; where rows have trees of their own that can only be 0.
+    def with_one_node(self) -> "Draft":
+        """The first draft node alone, as a chain: all that a rule needs to see where no node is valid.
 
         Example:
-          >>> tokens, valid, laws = jnp.array([[3, 1, 4]]), jnp.ones((1, 3), bool), (Law.DETERMINISTIC,) * 3
-          >>> draft = Draft(tokens, valid, None, DraftTree((-1, 0, 0, 1)), laws)
-          >>> draft.prefix(2).tree.children, draft.prefix(2).tokens.tolist()
-          (((1, 2), (), ()), [[3, 1]])
+          >>> tokens, valid, laws = jnp.array([[3, 1, 4]]), jnp.zeros((1, 3), bool), (Law.DETERMINISTIC,) * 3
+          >>> draft = Draft(tokens, valid, None, DraftTree((-1, 0, 0, 1)), laws).with_one_node()
+          >>> draft.tree.size, draft.tokens.tolist()
+          (2, [[3]])
         """
-        if not isinstance(self.tree, DraftTree) and num_nodes:
-            raise ValueError(f"Draft.prefix: num_nodes is {num_nodes}; it must be 0 where rows have trees of their own")
-        tree = self.tree.prefix(num_nodes) if isinstance(self.tree, DraftTree) else DraftTree.chain(0)
-        log_probs = None if num_nodes == 0 else self.parent_log_probs
-        if log_probs is not None:
-            rows = self.tree.inner_index[list(tree.inner_nodes)]
-            # A slice is no copy.
-            leading = np.array_equal(rows, np.arange(len(rows)))
-            log_probs = log_probs[:, : len(rows)] if leading else log_probs[:, rows]
-        return self.replace(
-            tokens=self.tokens[:, :num_nodes],
-            valid=self.valid[:, :num_nodes],
-            parent_log_probs=log_probs,
-            tree=tree,
-            laws=self.laws[:num_nodes],
-        )
+        log_probs = None if self.parent_log_probs is None else self.parent_log_probs[:, :1]  # of the root, the first inner node
+        tokens, valid = self.tokens[:, :1], self.valid[:, :1]
+        return self.replace(tokens=tokens, valid=valid, parent_log_probs=log_probs, tree=DraftTree.chain(1), laws=self.laws[:1])
 
     @classmethod
     def empty(cls, batch: int) -> "Draft":

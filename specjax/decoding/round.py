@@ -34,7 +34,7 @@ from specjax.decoding.state import (
     RoundInfo,
     TokenLogprobs,
 )
-from specjax.decoding.verify_pass import judged_part, places, smallest_pass, spread_to, usual_passes
+from specjax.decoding.verify_pass import places, smallest_pass, spread_to, usual_passes
 from specjax.drafters.base import Context, Drafter, source_depths, sources_of
 from specjax.models.base import ModelFunctions
 from specjax.row_trees import RowTrees
@@ -42,8 +42,8 @@ from specjax.sampling.allowed_tokens import START, advance
 from specjax.sampling.params import SamplingArrays
 from specjax.sampling.path import LogitsProcessor, PathDistribution, tree_paths
 from specjax.sampling.transforms import has_nan
-from specjax.tree import Draft
-from specjax.verification.base import Rule, Verdict, check_fits, check_verdict
+from specjax.tree import ROOT, Draft
+from specjax.verification.base import CHAIN, Rule, Verdict, check_fits, check_verdict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,11 +267,14 @@ class Round:
                 log_probs = distribution.log_probs(logits, path_tokens[:, place], path_lengths[..., place])
                 reported = None if self.num_logprobs is None else logits
             with jax.named_scope("judge"):
-                part = judged_part(self.rule, own_draft, nodes)
-                if part is own_draft:
-                    spread = functools.partial(spread_to, nodes, size=draft.tree.size, axis=1)
-                    log_probs, reported = jax.tree.map(spread, (log_probs, reported))
-                judged = self._judge(own_choices, part, log_probs, reported)
+                judging = own_draft
+                if nodes == (ROOT,) and draft.tree.num_nodes > 1 and CHAIN in self.rule.shapes:
+                    # Nothing was drafted: logits of a whole tree need not be made up to be looked at. To judge every pass alone
+                    # would cost more to compile, and to lay out on a CPU, than it saves.
+                    judging = own_draft.with_one_node()
+                spread = functools.partial(spread_to, nodes, size=judging.tree.size, axis=1)
+                log_probs, reported = jax.tree.map(spread, (log_probs, reported))
+                judged = self._judge(own_choices, judging, log_probs, reported)
             return judged, output.features, output.block
 
         return smallest_pass(passed, draft, usual_passes(self.drafter, self.depths), self.layout)

@@ -19,7 +19,6 @@ from specjax.decoding.layout import Layout
 from specjax.drafters.base import Drafter
 from specjax.row_trees import RowTrees
 from specjax.tree import ROOT, Draft, DraftTree
-from specjax.verification.base import Rule, shape_of
 
 Nodes = tuple[int, ...]
 """Nodes of a tree in a pass, the root among them."""
@@ -50,7 +49,7 @@ def smallest_pass(
 
     Args:
       passed: from some nodes and their ancestor mask, [n, n] or [B, n, n], None where nodes follow one another, to a pytree of
-        arrays. In these the nodes are an axis, or what is made of the first of them is no longer than what is made of all.
+        arrays. In these the nodes are an axis, or what is made of the root is no longer than what is made of all.
       draft: of all rows; its valid nodes are needed.
       usual: see :func:`usual_passes`.
       layout: rows of all devices share a pass.
@@ -82,28 +81,6 @@ def smallest_pass(
         return jax.tree.map(functools.partial(_spread_like, nodes), over(nodes), shapes)
 
     return jax.lax.switch(jnp.argmax(holds_all), [functools.partial(spread, nodes) for nodes in passes])
-
-
-def judged_part(rule: Rule, draft: Draft, nodes: Nodes) -> Draft:
-    """The draft of ``nodes``, all that was drafted, where ``rule`` decides the same on them alone; else the whole.
-
-    What a rule draws hangs on a node's number, so they must be the first ones.
-
-    Example:
-      >>> from specjax.tree import Law
-      >>> from specjax.verification.rejection import Token
-      >>> tokens, valid = jnp.array([[3, 1, 4]]), jnp.array([[True, False, False]])
-      >>> draft = Draft(tokens, valid, None, DraftTree.chain(3), (Law.DETERMINISTIC,) * 3)
-      >>> judged_part(Token(), draft, (0, 1)).tokens.tolist()
-      [[3]]
-    """
-    tree, size = draft.tree, len(nodes)
-    if size == tree.size or nodes != tuple(range(size)):
-        return draft
-    if size > 1 and isinstance(tree, RowTrees):
-        return draft
-    part = draft.prefix(size - 1)
-    return part if shape_of(part.tree) in rule.shapes else draft
 
 
 def places(nodes: Nodes) -> slice | np.ndarray:

@@ -239,30 +239,14 @@ def test_dtypes(rule, x64):
             assert [leaf.shape for leaf in jax.tree.leaves(verdict)] == [(8, draft.tree.depth), (8,), (8,)]
 
 
-@pytest.mark.parametrize(
-    "rule", [RULES[name] for name in ("gumbel", "token", "traversal", "typical")], ids=lambda rule: rule.name
-)
+@every_rule
 def test_nothing_drafted(rule):
-    """Depth 0: one token from p, and rows whose whole draft is not valid get the same one."""
+    """Depth 0: one token from p, and rows whose whole draft is not valid get the same one, however few nodes stand for it."""
     draft, log_p = case(rule)
     verdict = rule(KeyedChoices.from_seeds(SEEDS, COMMITTED), Draft.empty(8), log_p[:, :1])
     assert verdict.path.shape == (8, 0)
     empty = list(zip(verdict.num_accepted.tolist(), verdict.next_token.tolist(), strict=True))
-    invalid = verdicts(rule, draft.replace(valid=jnp.zeros_like(draft.valid)), log_p)
-    assert [(accepted, token) for _, accepted, token in invalid] == empty
+    nothing = draft.replace(valid=jnp.zeros_like(draft.valid))
+    for invalid in (verdicts(rule, nothing, log_p), verdicts(rule, nothing.with_one_node(), log_p[:, :2])):
+        assert [(accepted, token) for _, accepted, token in invalid] == empty
     assert len({token for _, token in empty}) > 1
-
-
-@every_rule
-def test_the_drafted_nodes_alone_decide_as_the_whole(rule):
-    """A verify pass over the first nodes is judged without the others."""
-    draft, log_p = case(rule)
-    for size in range(1, draft.tree.size):
-        cut = draft.replace(valid=draft.valid & (jnp.arange(draft.tree.num_nodes) < size - 1)[None]).checked()
-        part = cut.prefix(size - 1)
-        few = rule(KeyedChoices.from_seeds(SEEDS, COMMITTED), part, log_p[:, :size])
-        whole = verdicts(rule, cut, log_p)
-        assert few.num_accepted.tolist() == [accepted for _, accepted, _ in whole]
-        assert few.next_token.tolist() == [token for *_, token in whole]
-        assert few.path.tolist() == [path[: part.tree.depth] for path, *_ in whole]
-        assert all(path[part.tree.depth :] == [0] * (draft.tree.depth - part.tree.depth) for path, *_ in whole)
