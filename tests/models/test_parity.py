@@ -1,7 +1,8 @@
 """Parity with transformers: golden values in float64, made by scripts/golden_values.py.
 
-The yardstick is the reference's own rounding: float32 here may be off by at most twice what float32 is off there. The tiny
-models are also run in float64, where both must agree to 1e-9, so that no small mistake can hide behind rounding.
+The yardstick is the reference's own rounding: float32 here may be off by at most twice what float32 is off there, the root mean
+square for all models and the largest error for real ones. The tiny models are also run in float64, where both must agree to 1e-9,
+so that no small mistake can hide behind rounding.
 """
 
 import dataclasses
@@ -19,6 +20,8 @@ from specjax.models.decoder import Decoder
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 TINY = ("tiny-llama", "tiny-llama3", "tiny-qwen2")
 KINDS = ("logits", "log_sum_exp", "hidden_norm")
+LUCK = 4
+"""Times the reference's largest error that a tiny model's may be; 2.5 is the most that was seen, on a CPU with AVX-512."""
 
 
 def read_golden(name):
@@ -62,10 +65,15 @@ def mean_square_differences(results, sequences, kind):
     return np.mean(np.square(np.concatenate([d.ravel() for d in ours]))), np.mean(np.concatenate([d.ravel() for d in theirs]))
 
 
-def assert_float32_parity(model, sequences, factor=2, compiler_options=None):
-    assert model.dtype == jnp.float32
-    results = measure(model, model.params, sequences, compiler_options)
-    allowed = {kind: factor * max(sequence["float32_error"][kind] for sequence in sequences) for kind in KINDS}
+def assert_float32_parity(results, sequences, largest=2):
+    """Errors' root mean square is at most twice the reference's, the largest at most ``largest`` times.
+
+    Over the few dozen numbers of a tiny model the largest error is luck, and another on each kind of CPU.
+    """
+    for kind in KINDS:
+        ours, theirs = mean_square_differences(results, sequences, kind)
+        assert np.sqrt(ours) <= 2 * np.sqrt(theirs), kind
+    allowed = {kind: largest * max(sequence["float32_error"][kind] for sequence in sequences) for kind in KINDS}
     errors = {kind: worst_difference(results, sequences, kind) for kind in KINDS}
     assert all(errors[kind] <= allowed[kind] for kind in KINDS), f"errors {errors}, allowed {allowed}"
     for result, sequence in zip(results, sequences, strict=True):
@@ -90,7 +98,9 @@ def tiny64(tiny):
 
 
 def test_tiny_float32(tiny):
-    assert_float32_parity(*tiny)
+    model, sequences = tiny
+    assert model.dtype == jnp.float32
+    assert_float32_parity(measure(model, model.params, sequences), sequences, largest=LUCK)
 
 
 def test_tiny_float64(tiny64):
@@ -103,7 +113,9 @@ def test_tiny_float64(tiny64):
 
 @pytest.mark.default_model
 def test_smollm2(smollm2):
-    assert_float32_parity(smollm2, read_golden("smollm2-135m-instruct"))
+    sequences = read_golden("smollm2-135m-instruct")
+    assert smollm2.dtype == jnp.float32
+    assert_float32_parity(measure(smollm2, smollm2.params, sequences), sequences)
 
 
 def assert_large_parity(path, name):
@@ -115,9 +127,10 @@ def assert_large_parity(path, name):
     """
     sequences, usual = read_golden(name), {"xla_backend_optimization_level": 3}
     model = specjax.load_model(path, dtype="float32", product_parts=8)
-    assert_float32_parity(model, sequences, compiler_options=usual)
+    assert model.dtype == jnp.float32
+    assert_float32_parity(measure(model, model.params, sequences, usual), sequences)
     whole = dataclasses.replace(model, functions=Decoder(dataclasses.replace(model.config, product_parts=1)))
-    assert_float32_parity(whole, sequences, factor=3, compiler_options=usual)
+    assert_float32_parity(measure(whole, model.params, sequences, usual), sequences, largest=3)
 
 
 def test_qwen(qwen_path):
